@@ -14,7 +14,7 @@ from holdfast.engine.durable import journal_compaction
 from holdfast.engine.durable.journal import Journal
 from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.durable.journal_writer import JournalWriter, Settled
-from holdfast.engine.durable.records import Closed, Forked, Record, StoredSession, Truncated
+from holdfast.engine.durable.records import Closed, Forked, JournalError, Record, StoredSession, Truncated
 from holdfast.engine.durable.store import Durability
 from tests.engine.test_journal import ended, opened, rows, write
 
@@ -288,3 +288,32 @@ def test_a_compaction_that_cannot_be_written_is_given_up(
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     assert [turn.turn_id for turn in read_sessions(path)[0].turns] == ["t1", "t3"]
+
+
+def test_a_question_waits_for_the_batches_before_it(writer: JournalWriter, store: ScriptedStore) -> None:
+    store.broken = True
+    writer.submit([opened("a")])
+    future = writer.ask(lambda: (threading.current_thread().name, len(store.kept)))
+    store.may_write.release(3)
+    while store.fault is None:
+        writer.wait(0.01)
+    assert not future.done(), "the batch before it is not stored"
+    store.broken = False
+    store.may_write.release(1000)
+    assert future.result(timeout=WAIT_SECONDS) == ("holdfast-journal", 1)
+    store.refused = frozenset({"a"})
+    assert writer.ask(lambda: 7).result(timeout=WAIT_SECONDS) == 7
+    while not (settled := [each for each in writer.take_settled() if each.refused]):
+        writer.wait(0.01)
+    assert settled == [Settled(1, frozenset({"a"}))], "what it refused is told"
+
+
+def test_a_question_that_cannot_be_asked_any_more_is_an_error(store: ScriptedStore) -> None:
+    writer = JournalWriter(store)
+    store.broken = True
+    writer.submit([opened("a")])
+    future = writer.ask(lambda: 7)
+    store.may_write.release(1000)
+    writer.close()
+    with pytest.raises(JournalError, match="closed"):
+        future.result(timeout=WAIT_SECONDS)

@@ -54,6 +54,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("pull", "holdfast.cli.pull", "Download a model into the cache."),
     Command("bench", "holdfast.cli.bench", "Measure, and show each figure beside its baseline."),
     Command("sim", "holdfast.cli.sim", "Simulate a server with injected faults, on the real core."),
+    Command("sim-cluster", "holdfast.cli.sim_cluster", "Simulate a cluster with injected faults."),
     Command("version", "holdfast.cli.version", "Print the version."),
 )
 

@@ -4,8 +4,8 @@ The engine submits the records of a step, gets a ticket (the number of the batch
 returns the tickets that are durable since, and `descriptor` becomes readable when there is one or the fault
 has changed, which wakes a poll. Batches that arrive while another is being written are written together, in
 one transaction. A batch that cannot be written is kept, in order, and retried. While there is nothing to
-write the store is compacted, a portion at a time, and its lease renewed, if it has one. Called by the session
-log.
+write the store is compacted, a portion at a time, and its lease renewed, if it has one. Other calls of the
+store, such as claims of sessions, are made by the thread too (`ask`). Called by the session log.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ import os
 import select
 import threading
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NamedTuple, TypeVar
 
-from holdfast.engine.durable.records import Record
+from holdfast.engine.durable.records import JournalError, Record
 from holdfast.engine.durable.store import Store
 
 log = logging.getLogger("holdfast.journal")
 
 RETRY_SECONDS = 0.02
 """How long the thread waits before it retries a failed write."""
+
+
+Answer = TypeVar("Answer")
 
 
 class Settled(NamedTuple):
@@ -48,6 +53,7 @@ class JournalWriter:
         self._poll.register(self.descriptor, select.POLLIN)
         self._changed = threading.Condition()
         self._batches: list[list[Record]] = []
+        self._questions: deque[Callable[[], None]] = deque()
         self._settled: deque[Settled] = deque()
         self._ending = False
         self._rest: float | None = None
@@ -69,6 +75,29 @@ class JournalWriter:
             self._batches.append(records)
             self._changed.notify()
         return self.submitted
+
+    def ask(self, act: Callable[[], Answer]) -> Future[Answer]:
+        """Let the thread call the store, once every batch so far is stored; the descriptor shows the end.
+
+        The future has the answer or the error of `act`; `JournalError` if the writer is closed before.
+        """
+        future: Future[Answer] = Future()
+
+        def answer() -> None:
+            try:
+                if self._ending and self.store.pending:
+                    raise JournalError("the journal was closed")
+                future.set_result(act())
+            except JournalError as error:
+                future.set_exception(error)
+            except Exception as error:
+                log.exception("a call of the journal failed")
+                future.set_exception(error)
+
+        with self._changed:
+            self._questions.append(answer)
+            self._changed.notify()
+        return future
 
     def take_settled(self) -> list[Settled]:
         """The batches that were stored since the last call; clears the descriptor until there is a change."""
@@ -109,8 +138,17 @@ class JournalWriter:
                     continue
                 self._settle(number)
                 uncompacted = True
-            elif uncompacted and not ending:
+            elif uncompacted and not ending and not self._questions:
                 uncompacted = self._compact()
+            self._answer()
+        self._answer()
+
+    def _answer(self) -> None:
+        """Make the calls that were asked for."""
+        while self._questions:
+            self._questions.popleft()()
+            self._give_up(self.store.take_refused())
+            os.eventfd_write(self.descriptor, 1)
 
     def _next(self, uncompacted: bool) -> tuple[list[list[Record]], int, bool]:
         """The submitted batches, the number of the last, and whether the thread is to end.
@@ -119,7 +157,8 @@ class JournalWriter:
         """
         with self._changed:
             failed = self.store.pending or (not self._batches and self.writing)
-            if not self._batches and not self._ending and (failed or not uncompacted):
+            asked = bool(self._questions) and not failed
+            if not self._batches and not asked and not self._ending and (failed or not uncompacted):
                 self._changed.wait(RETRY_SECONDS if failed else self._rest)
             batches, self._batches = self._batches, []
             return batches, self.submitted, self._ending
@@ -150,7 +189,10 @@ class JournalWriter:
         except Exception:
             log.exception("the lease of the journal could not be renewed")
             self._rest = RETRY_SECONDS
-        refused = self.store.take_refused()
+        self._give_up(self.store.take_refused())
+
+    def _give_up(self, refused: frozenset[str]) -> None:
+        """Tell the engine of sessions that are another's, beside any batch."""
         if refused:
             self._settled.append(Settled(self.durable, refused))
             os.eventfd_write(self.descriptor, 1)

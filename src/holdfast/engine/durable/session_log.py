@@ -16,6 +16,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -47,6 +48,7 @@ Act = Callable[[], None]
 Tools = list[dict[str, Any]]
 """Tools in OpenAI's form, as they were checked."""
 Calls = Sequence[StoredCall]
+Answer = TypeVar("Answer")
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -264,6 +266,15 @@ class SessionLog:
             else:
                 waiter.done()
 
+    def ask(self, act: Callable[[], Answer]) -> Future[Answer]:
+        """Let the journal's thread call the store: claims, hand-overs, drains. After every record so far.
+
+        The descriptor is readable when the future is done.
+        """
+        assert self._writer is not None, "there is no journal, or it is not started"
+        self.flush()
+        return self._writer.ask(act)
+
     def wait(self, seconds: float) -> None:
         """Wait until acknowledgements may be due, or time is up."""
         if self._writer is not None:
@@ -306,6 +317,14 @@ class SessionLog:
         entry.keep_notes(_up_to(turns, parent.noted))
         self.sessions[session_id] = entry
         self.append(Forked(session_id, parent_id, turns, entry.created))
+        self.when_durable(session_id, _nothing, lambda: self._forget_fork(parent_id, session_id))
+
+    def _forget_fork(self, parent_id: str, session_id: str) -> None:
+        """The store refused a fork: its request has no answer, and may be made again."""
+        parent = self.sessions.get(parent_id)
+        if parent is not None:
+            for request_id in [key for key, each in parent.requests.items() if each.answer == session_id]:
+                del parent.requests[request_id]
 
     def retooled(self, session_id: str, tools: Tools) -> None:
         """A session has other tools from now on."""

@@ -8,13 +8,22 @@ SQL: a step submits a batch to the writer and goes on. Implemented by `journal.J
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from holdfast.engine.durable.records import JournalError, Record, StoredSession
 
-__all__ = ["Durability", "JournalInUse", "Probe", "Store", "WritePoint", "no_probe"]
+__all__ = [
+    "Claims",
+    "Durability",
+    "JournalInUse",
+    "OwningStore",
+    "Probe",
+    "Store",
+    "WritePoint",
+    "no_probe",
+]
 
 Durability = Literal["off", "commit", "fsync"]
 
@@ -94,4 +103,36 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Store what is left and release the store."""
+        ...
+
+
+class Claims(NamedTuple):
+    """The answer to a claim: sessions that are this server's now, and the lives that own the others."""
+
+    sessions: list[StoredSession]
+    elsewhere: dict[str, int]
+
+
+class OwningStore(Store, Protocol):
+    """A store that several servers write: sessions have owners, which may change.
+
+    These calls come after everything that was appended. `JournalError` if the store cannot be reached; then
+    they may be made again.
+    """
+
+    @property
+    def life(self) -> int:
+        """The number of this run of the server among all."""
+        ...
+
+    def claim(self, names: Sequence[str]) -> Claims:
+        """Take over sessions whose owner is over, and read them; this server's own are read again."""
+        ...
+
+    def hand_over(self, names: Sequence[str], life: int) -> frozenset[str]:
+        """Hand sessions at rest over to a life: those that are its own now."""
+        ...
+
+    def drain(self) -> bool:
+        """Take no more sessions over; False if this life is over."""
         ...

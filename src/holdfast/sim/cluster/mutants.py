@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FunctionType
 
 from holdfast.cluster.lives import LEASE_SECONDS, Life, LifeState
 from holdfast.cluster.owner import Owner
 from holdfast.cluster.ownership import Claimed, Kind, Ownership, Row, Write
 from holdfast.sim.cluster import replica as replica_module
-from holdfast.sim.cluster.history import Answer, History, Op
+from holdfast.sim.cluster.history import Answer, History, Op, recognised
 from holdfast.sim.cluster.replica import Copy, Replica
 from holdfast.sim.planting import Mutant, Patcher
 
@@ -76,7 +77,7 @@ def lost_answer_is_taken_for_done(patcher: Patcher) -> None:
 
 
 def _commits(reply: object) -> bool:
-    return callable(reply) and reply.__qualname__.startswith("Replica._commit.")
+    return isinstance(reply, FunctionType) and reply.__qualname__.startswith("Replica._commit.")
 
 
 def refused_counts_as_accepted(patcher: Patcher) -> None:
@@ -127,7 +128,7 @@ def hand_over_without_raising_the_epoch(patcher: Patcher) -> None:
 
 def turn_repeat_not_recognised(patcher: Patcher) -> None:
     """The answer to a turn is lost, the client sends it again with its id, and it is said twice."""
-    original = replica_module.recognised
+    original = recognised
 
     def faulty(history: History, key: int) -> Answer | None:
         if original(history, key) is not None:

@@ -8,7 +8,7 @@ by replicas and API processes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from holdfast.cluster.lives import LifeState
 from holdfast.cluster.ownership import Claimed, Kind, Offer, Ownership, Row, Write
@@ -64,7 +64,7 @@ class Store:
         """The time of its clock."""
         return self.events.now + self.skew
 
-    def find(self, kind: str, detail: str) -> None:
+    def find(self, kind: str, detail: str) -> NoReturn:
         """Report a finding."""
         raise Found(Finding(kind, detail, self.events.now, self.events.count))
 
@@ -160,6 +160,14 @@ class Store:
         count = self._tenants[tenant] = self._tenants.get(tenant, 0) + by
         if count > self.limit:
             self.find("tenant limit", f"tenant {tenant} has {count} sessions, its limit is {self.limit}")
+
+    def expire(self, name: str) -> None:
+        """An owner closes a session at the end of its time to live."""
+        row = self.rules.sessions.pop(name)
+        if row.counted:
+            self.rules.tenants[row.tenant] -= 1
+        del self._writers[name]
+        self._count(row.tenant, -1)
 
     # --- owners -----------------------------------------------------------------------------------
 

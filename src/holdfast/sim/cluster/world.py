@@ -24,6 +24,7 @@ TIMEOUT = 3.0
 """After how many seconds a client sends its request again."""
 
 SWEEP = 0.25
+EXPIRE = 10.0
 BACK_OFF_DOUBLINGS = 6
 """How often an API process doubles its wait before it asks again."""
 
@@ -151,6 +152,7 @@ class World:
         for client in self.clients:
             events.after(events.between(0.5, 0.5 + self.options.think), self._next, client)
         events.after(SWEEP, self._sweep)
+        events.after(EXPIRE, self._expire)
         self.faults.start()
         events.run(self.options.events)
         self._quieten()
@@ -289,6 +291,17 @@ class World:
                 client.sent = now
                 self._route(client, op)
         self.events.after(SWEEP, self._sweep)
+
+    def _expire(self) -> None:
+        """Close sessions that no client has: an open may arrive late, after its client has closed it."""
+        wanted: set[str] = set()
+        for client in self.clients:
+            wanted.update((client.session, client.leftover))
+            if client.op is not None:
+                wanted.update((client.op.session, client.op.child))
+        for name in [name for name in self.store.rules.sessions if name not in wanted]:
+            self.store.expire(name)
+        self.events.after(EXPIRE, self._expire)
 
     # --- answers ----------------------------------------------------------------------------------
 

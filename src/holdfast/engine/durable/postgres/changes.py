@@ -147,6 +147,8 @@ class RequestRow(NamedTuple):
     asked: str
     answer: str
     checksum: int
+    needs: str | None = None
+    """The fork that the request made: stored with it, or not at all."""
 
 
 @dataclass(slots=True)
@@ -358,8 +360,10 @@ class Builder:
     def _request(self, record: Requested, known: Known) -> None:
         values = (record.session, record.request_id, record.asked, record.answer)
         known.serial += 1
-        row = RequestRow(known.serial, record.asked, record.answer, row_checksum(*values))
         part = self._part
+        made = part.changes.get(record.answer)
+        fork = record.answer if made is not None and made.needs == record.session else None
+        row = RequestRow(known.serial, record.asked, record.answer, row_checksum(*values), fork)
         self._keep_last(
             record.session, record.request_id, known.requests, part.requests, part.unrequested, row
         )

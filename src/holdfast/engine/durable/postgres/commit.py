@@ -103,10 +103,11 @@ unrequested AS (
     WHERE r.session = d.session AND r.request_id = d.request_id AND d.session IN (SELECT id FROM kept)),
 requested AS (
     INSERT INTO holdfast.requests (session, request_id, number, asked, answer, checksum)
-    SELECT r.* FROM unnest(%(request_sessions)s::text[], %(requests)s::text[], %(request_numbers)s::bigint[],
-        %(asked)s::text[], %(answers)s::text[], %(request_sums)s::bigint[]
-    ) AS r (session, request_id, number, asked, answer, checksum)
-    WHERE r.session IN (SELECT id FROM kept)
+    SELECT r.session, r.request_id, r.number, r.asked, r.answer, r.checksum
+    FROM unnest(%(request_sessions)s::text[], %(requests)s::text[], %(request_numbers)s::bigint[],
+        %(asked)s::text[], %(answers)s::text[], %(request_sums)s::bigint[], %(request_needs)s::text[]
+    ) AS r (session, request_id, number, asked, answer, checksum, needs)
+    WHERE r.session IN (SELECT id FROM kept) AND (r.needs IS NULL OR r.needs IN (SELECT id FROM accepted))
     ON CONFLICT (session, request_id) DO UPDATE
     SET number = excluded.number, asked = excluded.asked, answer = excluded.answer,
         checksum = excluded.checksum),
@@ -214,6 +215,7 @@ def _answers(part: Part) -> dict[str, Any]:
         "asked": _escaped(row.asked for row in requests.values()),
         "answers": _escaped(row.answer for row in requests.values()),
         "request_sums": [row.checksum for row in requests.values()],
+        "request_needs": _escaped(row.needs for row in requests.values()),
         "log_sessions": _escaped(name for name, _, _ in part.log),
         "log_kinds": [kind for _, kind, _ in part.log],
         "log_details": _escaped(words for _, _, words in part.log),

@@ -1,4 +1,4 @@
-"""The journal in PostgreSQL: a `Store` whose sessions belong to one life of a server.
+"""The journal in PostgreSQL: an `OwningStore` whose sessions belong to one life of a server.
 
 A flush is one statement, so one round trip, in one transaction (`commit`): a batch is stored whole, but for
 sessions that belong to another life by now. Those are refused: their records are dropped, nobody is told that
@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import NamedTuple
 
 import psycopg
 
@@ -45,7 +44,7 @@ from holdfast.engine.durable.postgres.lives import (
 from holdfast.engine.durable.postgres.reading import revive
 from holdfast.engine.durable.postgres.tables import read_facts, unescape, upgrade
 from holdfast.engine.durable.records import Closed, JournalError, Record, StoredSession, Truncated
-from holdfast.engine.durable.store import Durability, Probe, WritePoint, no_probe
+from holdfast.engine.durable.store import Claims, Durability, Probe, WritePoint, no_probe
 
 __all__ = ["PostgresJournal"]
 
@@ -58,13 +57,6 @@ LIFE_OVER = "another server has taken over this server's sessions; restart it"
 
 SAME_NAME_TRIES = 8
 """How often a batch is sent again because another server opened a session of the same name meanwhile."""
-
-
-class Claims(NamedTuple):
-    """The answer to a claim: sessions that are this server's now, and the lives that own the others."""
-
-    sessions: list[StoredSession]
-    elsewhere: dict[str, int]
 
 
 Clock = Callable[[], float]

@@ -1,0 +1,127 @@
+"""`holdfast sim-cluster`: a seeded simulation of a cluster with faults, on the real rules of ownership.
+
+Exit status: 0 without findings, 1 with a finding (and the command that replays it). `--routing` compares
+routing policies instead. With `--json` every line is an object, the last one the summary.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.sim.cluster.mutants import CLUSTER_MUTANTS, planted
+from holdfast.sim.cluster.routing import Routed, compare
+from holdfast.sim.cluster.world import Options, Result, simulate
+from holdfast.sim.planting import Patcher
+
+__all__ = ["app"]
+
+FOUND = 1
+SIZES = (10, 100, 1000)
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help="Simulate a cluster of replicas with injected faults, on the real rules of ownership.")
+def sim_cluster(
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same run.")] = 1,
+    events: Annotated[int, typer.Option(min=1, help="Events with faults; a quiet end follows.")] = 1_000_000,
+    replicas: Annotated[int, typer.Option(min=2, help="Replicas at the start.")] = 1000,
+    sessions: Annotated[int, typer.Option(min=1, help="Clients, each with a session.")] = 20_000,
+    faults: Annotated[float, typer.Option(min=0.0, help="Mean number of faults in a second.")] = 20.0,
+    loss: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share of messages that are lost.")] = 0.002,
+    think: Annotated[float, typer.Option(min=0.01, help="Seconds between the turns of a client.")] = 4.0,
+    tenants: Annotated[int, typer.Option(min=1, help="Tenants, each with a limit of sessions.")] = 50,
+    mutant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Plant a known bug, which the simulation must find.")
+    ] = None,
+    list_mutants: Annotated[bool, typer.Option("--list-mutants", help="List the known bugs.")] = False,
+    routing: Annotated[
+        bool,
+        typer.Option("--routing", help="Compare routing policies at 10, 100 and 1,000 replicas instead."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Run a simulation, compare routing policies, or list the mutants."""
+    if list_mutants:
+        _list_mutants(as_json)
+        return
+    if routing:
+        _print_routing(compare(SIZES, seed), as_json)
+        return
+    if mutant is not None and mutant not in CLUSTER_MUTANTS:
+        near = difflib.get_close_matches(mutant, CLUSTER_MUTANTS, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise typer.BadParameter(f"unknown mutant {mutant!r}; {meant}--list-mutants shows them all")
+    planting: AbstractContextManager[Patcher | None] = (
+        planted(mutant) if mutant is not None else nullcontext()
+    )
+    options = Options(seed, replicas, sessions, events, faults, loss, think, tenants)
+    with planting as patcher:
+        result = simulate(options)
+    _report(result, _replay_line(options, mutant), patcher, as_json)
+    if result.finding is not None:
+        raise typer.Exit(FOUND)
+
+
+def _replay_line(options: Options, mutant: str | None) -> str:
+    planted_bug = "" if mutant is None else f" --mutant {mutant}"
+    return (
+        f"holdfast sim-cluster --seed {options.seed} --events {options.events} --replicas {options.replicas} "
+        f"--sessions {options.sessions} --faults {options.faults} --loss {options.loss} "
+        f"--think {options.think} --tenants {options.tenants}{planted_bug}"
+    )
+
+
+def _report(result: Result, replay: str, patcher: Patcher | None, as_json: bool) -> None:
+    finding = result.finding
+    if as_json:
+        reached = {} if patcher is None else {"mutant_reached": patcher.reached}
+        typer.echo(json.dumps({**result.as_json(), **reached, "replay": replay}))
+        return
+    if finding is not None:
+        typer.echo(f"finding: {finding.kind}: {finding.detail}")
+        typer.echo(f"when:    event {finding.event}, after {finding.time:.3f} s")
+        typer.echo(f"replay:  {replay}")
+    store = result.store
+    typer.echo(
+        f"{result.events} events in {result.seconds:.0f} simulated seconds, {result.acknowledged} requests "
+        f"acknowledged, {result.repeated} repeated, {sum(result.faults.values())} faults, "
+        f"{store['deaths']} deaths, {store['claims']} claims, {store['handed over']} sessions handed over, "
+        f"{store['refused']} writes refused, {int(finding is not None)} findings"
+    )
+    if patcher is not None:
+        typer.echo(f"the mutant was reached {patcher.reached} times, and {'' if finding else 'not '}caught")
+
+
+def _print_routing(rows: list[Routed], as_json: bool) -> None:
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps({"name": "routing", **row._asdict()}))
+        return
+    typer.echo("| workload | replicas | policy | prefix hits | load, highest/mean | moved, GB/1000 turns |")
+    typer.echo("|---|---:|---|---:|---:|---:|")
+    for row in rows:
+        typer.echo(
+            f"| {row.workload} | {row.replicas} | {row.policy} | {100 * row.hits:.0f} % | {row.spread:.2f} | "
+            f"{row.moved:.1f} |"
+        )
+
+
+def _list_mutants(as_json: bool) -> None:
+    if as_json:
+        for mutant in CLUSTER_MUTANTS.values():
+            typer.echo(json.dumps({"name": mutant.name, "level": mutant.level, "what": mutant.what}))
+        return
+    table = Table(title=f"{len(CLUSTER_MUTANTS)} mutants")
+    for heading in ("name", "level", "what goes wrong"):
+        table.add_column(heading)
+    for mutant in CLUSTER_MUTANTS.values():
+        table.add_row(mutant.name, mutant.level, mutant.what)
+    Console().print(table)
