@@ -3,6 +3,7 @@
 Turns in flight end with an error that may be retried and names the turn; others go on; nothing stays held.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -15,10 +16,12 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from holdfast.server.link import wire
 from tests.server.apart import ENDLESS, SMALL, Apart, EngineProcess, said, states, until
 from tests.server.serving import Server
+from tests.server.talking import Talk
 from tests.server.test_link_refusals import Foreigner
 
 SOON = ("--link-seconds", "2")
@@ -100,15 +103,15 @@ def test_kill_9_of_an_engine_under_load(apart: Apart, tmp_path: Any) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
     assert states(server) == {"e0": "down", "e1": "up"}
     assert server.say(server.open(), "elsewhere")["text"] == "elsewhere"
+    assert turns["e1"].is_alive()
+    assert server.http.delete(f"/v1/sessions/{at['e1']}").status_code == 200
+    turns["e1"].join(60)
     back = apart.engine("--engine-id", "e0", *ENDLESS, *journal, listen=dies.address)
     apart.connected(server, 2)
     assert server.state(at["e0"])["turns"] == 1, "what was acknowledged is there"
     assert server.say(at["e0"], "kept", turn_id="kept")["text"] == "kept"
     assert server.state(at["e0"])["turns"] == 1, "a turn is not repeated"
-    assert turns["e1"].is_alive()
     assert back.address == dies.address
-    server.close_all()
-    turns["e1"].join(60)
     server.check_clean()
 
 
@@ -146,6 +149,96 @@ def test_kill_9_of_an_api_process_under_load(apart: Apart) -> None:
     assert stays.http.delete(f"/v1/sessions/{mine}").status_code == 200
     other.join(60)
     stays.check_clean()
+
+
+def test_a_realtime_turn_is_repeated_through_another_api_process(apart: Apart) -> None:
+    engines, dies = two(apart, *SOON)
+    stays = apart.api(*engines, arguments=SOON)
+    talk = Talk(dies)
+    talk.open("voice")
+    first = talk.turn("one", turn_id="first")
+    talk.commit("two", turn_id="second", sampling=LONG)
+    talk.hear("response.delta")
+    seen = talk.last_seq()
+    dies.process.kill()
+    with contextlib.suppress(ConnectionClosed, OSError):
+        talk.hear("nothing that is ever said")
+    until(lambda: stays.state("voice")["state"] == "IDLE")
+    with Talk(stays) as again:
+        back = again.open("voice", resume_after_seq=seen)
+        assert (back["resumed"], back["turns"]) == (False, 1) and back["seq"] >= seen
+        repeated = again.turn("one", turn_id="first")
+        assert repeated["text"] == first["text"] == "one"
+        assert again.turn("two", turn_id="second")["turns"] == 2
+        assert min(message["seq"] for message in again.heard) >= seen
+    stays.check_clean()
+
+
+class Client(threading.Thread):
+    """Takes turns on one session through any API process, and repeats each until it is acknowledged."""
+
+    def __init__(self, urls: list[str], name: str, stop: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.urls, self.session, self.halt = urls, name, stop
+        self.acknowledged = 0
+        self.retried = 0
+        self.wrong: list[str] = []
+        self.start()
+
+    def run(self) -> None:
+        while not self.halt.is_set() and not self.wrong:
+            body = {"input": f"turn {self.acknowledged}", "turn_id": f"t-{self.acknowledged}"}
+            url = self.urls[(self.acknowledged + self.retried) % len(self.urls)]
+            try:
+                answer = httpx.post(f"{url}/v1/sessions/{self.session}/turns", json=body, timeout=30)
+            except httpx.HTTPError:
+                self.retried += 1
+                continue
+            if answer.status_code == 200:
+                if answer.json()["text"] != body["input"]:
+                    self.wrong.append(answer.text)
+                self.acknowledged += 1
+            elif answer.status_code in (409, 503):
+                self.retried += 1
+                time.sleep(0.02)
+            else:
+                self.wrong.append(answer.text)
+
+
+def _go_on(clients: list[Client]) -> None:
+    """Wait until each client has had another turn."""
+    before = [client.acknowledged for client in clients]
+    until(lambda: all(client.acknowledged > was for client, was in zip(clients, before, strict=True)), 60)
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.soak)])
+def test_no_acknowledged_turn_is_lost_or_doubled(apart: Apart, tmp_path: Any, rounds: int) -> None:
+    """Engines with journals and API processes are killed under load; clients repeat what was not answered."""
+    room = ("--kv-tokens", "65536", *SOON)
+    kept = [(*room, "--engine-id", f"e{each}", "--journal", str(tmp_path / f"j{each}")) for each in range(2)]
+    engines = [apart.engine(*each) for each in kept]
+    servers = [apart.api(*engines, arguments=SOON) for _ in range(2)]
+    ports = [server.url.rpartition(":")[2] for server in servers]
+    stop = threading.Event()
+    names = [servers[0].open(f"load-{number}") for number in range(6)]
+    clients = [Client([server.url for server in servers], name, stop) for name in names]
+    for round_ in range(rounds):
+        victim = round_ % 2
+        _go_on(clients)
+        engines[victim].process.kill()
+        engines[victim] = apart.engine(*kept[victim], listen=engines[victim].address)
+        apart.connected(servers[0], 2)
+        servers[1].process.kill()
+        servers[1].http.close()
+        servers[1] = apart.api(*engines, arguments=(*SOON, "--port", ports[1]))
+        _go_on(clients)
+    stop.set()
+    for client in clients:
+        client.join(60)
+    assert [client.wrong for client in clients] == [[]] * len(clients)
+    found = {name: servers[1].state(name)["turns"] for name in names}
+    assert found == {client.session: client.acknowledged for client in clients}
+    assert sum(client.retried for client in clients) > 0, "nothing was disturbed"
 
 
 def test_an_engine_that_hangs_is_left_and_taken_back(apart: Apart) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.preloaded import commands
 from tests.server.apart import SMALL, Apart, until
 from tests.server.serving import Server
 from tests.server.talking import Talk
@@ -114,6 +115,8 @@ def test_reports_are_of_all_engines(four: tuple[Server, Server]) -> None:
     for engine in ("e0", "e1"):
         assert f'holdfast_engine_up{{engine="{engine}"}} 1.0' in page
         assert f'holdfast_units{{component="full",engine="{engine}",holder="FREE",tier="device"}}' in page
+    top = commands.run("top", "--once", "--url", there.url, text=True)
+    assert top.returncode == 0 and "e0" in top.stdout and "e1" in top.stdout
     health = there.get("/health/ready").json()
     assert health == {"status": "ready", "engines": {"e0": "up", "e1": "up"}}
     there.check_clean()

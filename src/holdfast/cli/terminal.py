@@ -23,7 +23,17 @@ from rich.table import Table
 from holdfast.cli.answer_view import AnswerView, printable
 from holdfast.client.values import LISTENING, SessionView, ToolCall, TurnEvent
 
-__all__ = ["Chat", "Cost", "Host", "Speech", "Talk", "heard_tokens", "memory_table", "printable"]
+__all__ = [
+    "Chat",
+    "Cost",
+    "Host",
+    "Speech",
+    "Talk",
+    "engine_pools",
+    "heard_tokens",
+    "memory_table",
+    "printable",
+]
 
 HELP = """\
 /rewind N   remove the last N turns (default: 1)
@@ -285,16 +295,26 @@ def summary(usage: Cost, first: float, total: float, interrupted: bool) -> str:
 
 
 def memory_table(report: dict[str, Any]) -> Table:
-    """Units of every pool by the kind of their holder."""
-    pools = report["pools"]
-    kinds = sorted({kind for pool in pools for kind, count in pool["holders"].items() if count})
+    """Units of every pool by the kind of their holder; of each engine, where there are several."""
+    pools = engine_pools(report)
+    kinds = sorted({kind for _, pool in pools for kind, count in pool["holders"].items() if count})
     table = Table(caption=f"step {report['step']}, {len(report['findings'])} findings")
-    for heading in ("component", "tier", "units", *kinds):
-        table.add_column(heading.lower(), justify="left" if heading in ("component", "tier") else "right")
-    for pool in pools:
+    apart = "engines" in report
+    names = (*(["engine"] if apart else []), "component", "tier")
+    for heading in (*names, "units", *kinds):
+        table.add_column(heading.lower(), justify="left" if heading in names else "right")
+    for engine, pool in pools:
         counts = [str(pool["holders"].get(kind, 0)) for kind in kinds]
-        table.add_row(pool["component"], pool["tier"], f"{pool['units']} {pool['unit']}s", *counts)
+        place = (*([printable(engine)] if apart else []), pool["component"], pool["tier"])
+        table.add_row(*place, f"{pool['units']} {pool['unit']}s", *counts)
     return table
+
+
+def engine_pools(report: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The pools of a memory report, each with the name of its engine; empty where there is only one."""
+    if "engines" not in report:
+        return [("", pool) for pool in report["pools"]]
+    return [(str(part["engine"]), pool) for part in report["engines"] for pool in part["pools"]]
 
 
 def heard_tokens(session: SessionView) -> str:

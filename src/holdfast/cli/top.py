@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.remote import server_refusal
-from holdfast.cli.terminal import heard_tokens, listening, memory_table, printable
+from holdfast.cli.terminal import engine_pools, heard_tokens, listening, memory_table, printable
 from holdfast.client import Client, Forbidden, HoldfastError, NotFound, Retries, SessionView
 from holdfast.client.calls import DEFAULT_URL
 from holdfast.client.values import LISTENING
@@ -235,8 +235,10 @@ def figures(url: str, frame: Frame, rates: Rates | None) -> Iterator[dict[str, o
     if rates is not None:
         yield line("throughput", round(rates.tokens, 2), "tokens/s")
         yield line("turns", round(rates.turns, 2), "turns/s")
-    for pool in frame.memory["pools"]:
+    for engine, pool in engine_pools(frame.memory):
         for holder, units in pool["holders"].items():
             place = {"component": pool["component"], "tier": pool["tier"], "holder": holder}
+            if engine:
+                place["engine"] = engine
             yield line("units", units, f"{pool['unit']}s", **place)
     yield line("findings", len(frame.memory["findings"]), "findings")

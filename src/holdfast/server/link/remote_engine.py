@@ -15,13 +15,15 @@ import random
 import ssl
 from collections.abc import Callable
 
+import msgspec
+
 from holdfast.server.http.problems import Problem, engine_unavailable, link_lost
 from holdfast.server.link import wire
 from holdfast.server.link.addresses import split_address
 from holdfast.server.link.channel import Channel
 from holdfast.server.link.engine_client import EngineClient, TurnFeed
 from holdfast.server.link.lived_time import LivedTime
-from holdfast.server.link.secure_socket import BoundedFrames, reason_of, set_timeouts
+from holdfast.server.link.secure_socket import BoundedFrames, FrameTooLong, reason_of, set_timeouts
 
 __all__ = ["UNSENT_MAX", "LinkBroken", "RemoteEngine", "turn_lost"]
 
@@ -126,8 +128,13 @@ class RemoteEngine:
             served = self.lost
             try:
                 await self._one_link()
-            except (LinkBroken, OSError, TimeoutError) as error:
+            except (LinkBroken, FrameTooLong, OSError, TimeoutError) as error:
                 self._complain(told_error(error))
+            except msgspec.MsgspecError as error:
+                self._complain(f"a message that cannot be read: {error}")
+            except Exception as error:
+                # One engine's mistake is not the others'.
+                log.error("a report of the engine at %s failed", self.address, exc_info=error)
             failures = 0 if self.lost > served else failures + 1
             pause = RECONNECT_SECONDS[min(failures, len(RECONNECT_SECONDS) - 1)]
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
