@@ -168,7 +168,7 @@ function report(message) {
   talk.hear(message);
   const census = model.census();
   watch.look(census.sessions);
-  scrubber.note(census.kinds);
+  scrubber.note(census.tiers);
   glance.hearCensus(census);
   memory.draw();
 }
