@@ -3,7 +3,7 @@
 import { bytes, colours, element, find, onceAFrame, write } from "/web/draw.js";
 import { KINDS, SAYS, heardTokens, tenantOf } from "/web/holders.js";
 
-const CELL_SIZES = [14, 12, 10, 8, 7, 6, 5, 4, 3, 2, 1];
+const CELL_SIZES = [28, 22, 18, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2, 1];
 const POOL_HEIGHT = 260;
 const CHIPS_MAX = 40;
 
