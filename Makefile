@@ -100,6 +100,11 @@ sim: install
 bench: install
 	$(BIN)/holdfast bench core $(ARGS)
 
+# The pictures of the README and of docs/page.md, from a real server. They need a Chromium.
+.PHONY: screenshots
+screenshots: install
+	$(BIN)/python -m tests.web.screenshots $(ARGS)
+
 .PHONY: clean
 clean:
 	rm -rf $(VENV) $(CLIENTS) $(NODE_CLIENTS)/node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info

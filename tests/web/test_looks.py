@@ -47,6 +47,12 @@ def view(page: Page, name: str) -> None:
         expect(page.locator(".card")).to_have_count(7)
 
 
+def clean(page: Page) -> None:
+    """Have a checker of accessibility look at the page: contrast, names, roles, order (WCAG AA)."""
+    results = Axe().run(page)
+    assert results.violations_count == 0, results.generate_report()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_view_is_accessible_and_pictured(server: Server, open_page: OpenPage, scheme: str) -> None:
     page = filled(server, open_page, color_scheme=scheme)
@@ -54,22 +60,54 @@ def test_every_view_is_accessible_and_pictured(server: Server, open_page: OpenPa
     for name in VIEWS:
         view(page, name)
         page.screenshot(path=SCREENSHOTS / f"page-{name}-{scheme}.png")
-        results = Axe().run(page)
-        assert results.violations_count == 0, results.generate_report()
+        clean(page)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_opens_over_the_page_is_accessible(server: Server, open_page: OpenPage, scheme: str) -> None:
+    page = open_page(server, color_scheme=scheme, reduced_motion="reduce")
+    page.fill(
+        "#said", "```python\nx = 'a' + f(12)  # why\n```\n\n| a | b |\n|---|---|\n| [1](https://x.org) | 2 |"
+    )
+    page.press("#said", "Enter")
+    expect(page.locator(".turn[data-state=done]")).to_have_count(1)
+    clean(page)
+    page.get_by_text("Edit", exact=True).click()
+    clean(page)
+    page.keyboard.press("Escape")
+    for key, dialog in (("Alt+s", "settings"), ("?", "help")):
+        page.focus("#tab-talk")
+        page.keyboard.press(key)
+        expect(page.locator(f"#{dialog}")).to_be_visible()
+        clean(page)
+        page.keyboard.press("Escape")
+    page.click("#tab-timeline")
+    page.locator(".node").click()
+    clean(page)
 
 
 def test_the_question_for_a_key_is_accessible(serve: Serve, open_page: OpenPage) -> None:
     server = serve("--kv-tokens", "65536", environment={"HOLDFAST_API_KEYS": "ann:the-key"})
     page = open_page(server, expected=("401",))
     expect(page.locator("#key-dialog")).to_be_visible()
-    results = Axe().run(page)
-    assert results.violations_count == 0, results.generate_report()
+    clean(page)
 
 
 def test_a_phone_shows_every_view_without_scrolling_sideways(server: Server, open_page: OpenPage) -> None:
     page = filled(server, open_page, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     for name in VIEWS:
         view(page, name)
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{name} is {wide} pixels too wide"
+
+
+def test_a_large_screen_shows_larger_letters_and_nothing_sideways(
+    server: Server, open_page: OpenPage
+) -> None:
+    page = open_page(server, viewport={"width": 3840, "height": 2160})
+    assert page.evaluate("parseFloat(getComputedStyle(document.body).fontSize)") > 20
+    for name in VIEWS:
+        page.click(f"#tab-{name}")
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, f"{name} is {wide} pixels too wide"
 

@@ -107,6 +107,26 @@ def test_an_answer_that_grows_letter_by_letter_ends_as_if_it_had_come_whole(
         assert page.evaluate(GROWS, text) == ""
 
 
+def test_what_is_drawn_stays_while_an_answer_grows(server: Server, open_page: OpenPage) -> None:
+    """A node that was replaced would flicker, and lose what a reader has selected."""
+    page = open_page(server)
+    kept = page.evaluate(
+        """() => import('/web/markdown.js').then(({ MarkdownView }) => {
+          const root = document.createElement('div');
+          const view = new MarkdownView(root);
+          const text = 'Some **strong** words\\nand more\\n\\n- one\\n- two\\n\\nThe end';
+          const seen = [];
+          for (let end = 22; end <= text.length; end++) {
+            view.show(text.slice(0, end));
+            const [first] = root.children;
+            seen.push([first, first.firstChild, first.querySelector('strong'), first.lastChild]);
+          }
+          return seen.every((nodes) => nodes.every((node, place) => node === seen[0][place]));
+        })"""
+    )
+    assert kept is True
+
+
 def test_an_answer_is_drawn_while_it_streams(server: Server, open_page: OpenPage) -> None:
     page = open_page(server)
     set_limit(page, "2000")

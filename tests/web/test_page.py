@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from pathlib import Path
 
 from playwright.sync_api import Page, Route, expect
 
@@ -251,6 +252,23 @@ def test_a_server_that_goes_away_is_seen_and_comes_back(serve: Serve, open_page:
     spoken = page.locator(".turn[data-state=done] .facts").text_content() or ""
     computed = re.match(r"(\d+) computed", spoken)
     assert computed is not None and int(computed[1]) > len("before after"), spoken
+
+
+def test_a_session_of_a_journal_goes_on_after_a_restart(
+    serve: Serve, open_page: OpenPage, tmp_path: Path
+) -> None:
+    arguments = ("--kv-tokens", "65536", "--journal", str(tmp_path / "sessions.journal"))
+    server = serve(*arguments)
+    page = open_page(server, expected=("ERR_CONNECTION_REFUSED", "WebSocket"))
+    say(page, "before")
+    finished(page, 1)
+    server.stop()
+    expect(page.locator("#status")).to_have_attribute("data-state", "down")
+    say(page, "said while it was away")
+    again = serve(*arguments, "--port", server.url.rpartition(":")[2])
+    finished(page, 2)
+    expect_answers(page, "before", "said while it was away")
+    assert [session["turns"] for session in again.get("/v1/sessions").json()["sessions"]] == [2]
 
 
 def test_hostile_text_is_only_text(server: Server, open_page: OpenPage) -> None:

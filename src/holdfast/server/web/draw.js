@@ -83,17 +83,43 @@ export function onceAFrame(draw) {
   };
 }
 
-// Colours of the style sheet as numbers that a canvas stores: a probe resolves the variables for the look in use.
+// Colours of the style sheet as numbers that a canvas stores. They are looked up once for each look.
+const known = new Map();
+
 export function colours(names, alpha = 255) {
+  for (const name of names) if (!known.has(name)) known.set(name, resolved(name));
+  return names.map((name) => ((alpha << 24) | known.get(name)) >>> 0);
+}
+
+export function forgetColours() {
+  known.clear();
+}
+
+// A probe resolves a variable for the look in use.
+function resolved(name) {
   const probe = element("i", { hidden: "" });
+  probe.style.color = `var(--${name})`;
   document.body.append(probe);
-  const found = names.map((name) => {
-    probe.style.color = `var(--${name})`;
-    const [red, green, blue] = getComputedStyle(probe).color.match(/\d+/g).map(Number);
-    return ((alpha << 24) | (blue << 16) | (green << 8) | red) >>> 0;
-  });
+  const [red, green, blue] = getComputedStyle(probe).color.match(/\d+/g).map(Number);
   probe.remove();
-  return found;
+  return (blue << 16) | (green << 8) | red;
+}
+
+// Runs `act` now, or behind a pause where it ran a moment ago.
+export function atMostEvery(pause, act) {
+  let ran = -Infinity;
+  let waiting = null;
+  return () => {
+    if (waiting !== null) return;
+    const left = ran + pause - performance.now();
+    const run = () => {
+      ran = performance.now();
+      waiting = null;
+      act();
+    };
+    if (left <= 0) run();
+    else waiting = setTimeout(run, left);
+  };
 }
 
 export async function copy(text, button = null) {

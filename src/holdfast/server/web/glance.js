@@ -5,7 +5,8 @@ import { History } from "/web/history.js";
 import { KINDS } from "/web/holders.js";
 import { Plot } from "/web/plot.js";
 
-const COLUMNS = 96;
+const COLUMNS_MAX = 96;
+const COLUMNS_MIN = 32;
 const ROWS_MAX = 40;
 const DRAW_MS = 250;
 
@@ -72,12 +73,13 @@ export class Glance {
   drawMap() {
     const pool = this.model.pools.find((each) => each.tier === "device" && each.units > 0);
     if (!pool) return;
-    const cells = Math.min(pool.units, COLUMNS * ROWS_MAX);
-    const rows = Math.ceil(cells / COLUMNS);
-    if (this.canvas.width !== COLUMNS || this.canvas.height !== rows) Object.assign(this.canvas, { width: COLUMNS, height: rows });
+    const cells = Math.min(pool.units, COLUMNS_MAX * ROWS_MAX);
+    const columns = Math.min(COLUMNS_MAX, Math.max(COLUMNS_MIN, Math.ceil(Math.sqrt(cells * 3))));
+    const rows = Math.ceil(cells / columns);
+    if (this.canvas.width !== columns || this.canvas.height !== rows) Object.assign(this.canvas, { width: columns, height: rows });
     const paint = colours(KINDS);
     const context = this.canvas.getContext("2d");
-    const image = context.createImageData(COLUMNS, rows);
+    const image = context.createImageData(columns, rows);
     const pixels = new Uint32Array(image.data.buffer);
     let held = 0;
     for (let cell = 0; cell < cells; cell++) {

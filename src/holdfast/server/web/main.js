@@ -1,6 +1,6 @@
 // Puts the page together: views and tabs, keys, the live feed, and whether the server is there.
 
-import { find, write } from "/web/draw.js";
+import { find, forgetColours, write } from "/web/draw.js";
 import { Forest } from "/web/forest.js";
 import { Glance } from "/web/glance.js";
 import { HealthView } from "/web/health.js";
@@ -91,6 +91,7 @@ function changeLook(step) {
 
 // Canvases do not follow the style sheet by themselves.
 function repaint() {
+  forgetColours();
   memory.draw();
   scrubber.drawStrip();
   glance.draw();
@@ -168,7 +169,7 @@ function report(message) {
   talk.hear(message);
   const census = model.census();
   watch.look(census.sessions);
-  scrubber.note(census.kinds);
+  scrubber.note(census.tiers);
   glance.hearCensus(census);
   memory.draw();
 }

@@ -55,12 +55,14 @@ export class MemoryModel {
     return counts;
   }
 
-  // What each session holds on each tier, and the units of each kind.
+  // What each session holds on each tier, and the units of each kind on each tier that has any.
   census() {
     const sessions = new Map();
-    const kinds = KINDS.map(() => 0);
-    for (const pool of this.pools) {
+    const tiers = new Map();
+    for (const pool of this.pools.filter((each) => each.units > 0)) {
       const counts = this.count(pool);
+      if (!tiers.has(pool.tier)) tiers.set(pool.tier, KINDS.map(() => 0));
+      const kinds = tiers.get(pool.tier);
       for (let number = 0; number <= this.highest; number++) {
         if (!counts[number]) continue;
         kinds[this.kindOf(number)] += counts[number];
@@ -70,7 +72,7 @@ export class MemoryModel {
         sessions.get(session)[pool.tier] += counts[number];
       }
     }
-    return { sessions, kinds };
+    return { sessions, tiers };
   }
 
   copy() {

@@ -1,11 +1,13 @@
 // The map: every unit of every pool as one cell, in the colour of who holds it; now, or at a moment before.
 
-import { bytes, colours, element, find, onceAFrame, write } from "/web/draw.js";
+import { atMostEvery, bytes, colours, element, find, onceAFrame, write } from "/web/draw.js";
 import { KINDS, SAYS, heardTokens, tenantOf } from "/web/holders.js";
 
-const CELL_SIZES = [14, 12, 10, 8, 7, 6, 5, 4, 3, 2, 1];
+const CELL_SIZES = [28, 22, 18, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2, 1];
 const POOL_HEIGHT = 260;
 const CHIPS_MAX = 40;
+const WORDS_MS = 300;
+const SORTED_MS = 250;
 
 export class MemoryView {
   // `tell(session)` asks the server for what a session shares.
@@ -19,7 +21,12 @@ export class MemoryView {
     this.by = "place";
     this.chosen = null;
     this.leased = {};
-    this.draw = onceAFrame(() => this.redraw());
+    const frame = onceAFrame(() => this.redraw());
+    const slowly = atMostEvery(SORTED_MS, frame);
+    // Where units are sorted, every change moves all of them: that is shown less often.
+    this.draw = () => (this.by === "place" ? frame() : slowly());
+    // The map follows every change; the words around it are read, and come more slowly.
+    this.tellSoon = atMostEvery(WORDS_MS, () => this.drawWords());
     new ResizeObserver(() => this.layOut()).observe(find("pools"));
     find("arrange").addEventListener("change", (event) => this.arrange(event.target.value));
     this.drawLegend();
@@ -117,14 +124,24 @@ export class MemoryView {
     const { highest } = this.model;
     const paint = this.paints(highest);
     const ranks = this.by === "place" ? null : this.ranks(highest);
+    for (const map of this.maps) {
+      const pool = this.model.pools[map.index];
+      if (!map.image || !pool) continue;
+      map.order = ranks ? ordered(pool.cells, this.model.count(pool), ranks) : null;
+      this.paint(map, pool.cells, paint);
+    }
+    this.tellSoon();
+  }
+
+  // Titles, the legend and the largest holders.
+  drawWords() {
+    const { highest } = this.model;
     const totals = KINDS.map(() => 0);
     const held = new Map();
     for (const map of this.maps) {
       const pool = this.model.pools[map.index];
       if (!map.image || !pool) continue;
       const counts = this.model.count(pool);
-      map.order = ranks ? ordered(pool.cells, counts, ranks) : null;
-      this.paint(map, pool.cells, paint);
       for (let number = 0; number <= highest; number++) {
         if (!counts[number]) continue;
         totals[this.model.kindOf(number)] += counts[number];

@@ -28,10 +28,10 @@ export class Scrubber {
     return performance.now() / 1000;
   }
 
-  // Once a second: the units of each kind, for the axis.
-  note(kinds) {
+  // Once a second: the units of each kind on each tier, for the axis.
+  note(tiers) {
     const at = this.now;
-    this.seconds.push({ at, kinds });
+    this.seconds.push({ at, tiers: [...tiers.values()] });
     while (this.seconds.length > SECONDS || at - this.seconds[0].at > SECONDS) this.seconds.shift();
     if (find("memory").hidden) return;
     this.drawStrip();
@@ -96,18 +96,28 @@ export class Scrubber {
     const now = this.now;
     let right = SECONDS - 1;
     // From the newest to the oldest: each reaches to the next one.
-    for (const { at, kinds } of this.seconds.toReversed()) {
+    for (const { at, tiers } of this.seconds.toReversed()) {
       const column = SECONDS - 1 - Math.round(now - at);
       if (column < 0) break;
-      const all = kinds.reduce((sum, each) => sum + each, 0) || 1;
-      let row = HEIGHT;
-      // What is held grows from below; at least a line of it is seen.
-      for (let kind = 1; kind < KINDS.length; kind++) {
-        const rows = kinds[kind] ? Math.max(1, Math.round((kinds[kind] / all) * HEIGHT)) : 0;
-        for (let each = 0; each < rows && row > 0; each++) pixels.fill(paint[kind], --row * SECONDS + column, row * SECONDS + right + 1);
-      }
+      // A band for each tier, the device's at the bottom.
+      const band = Math.floor(HEIGHT / tiers.length);
+      tiers.forEach((kinds, tier) => {
+        for (const [kind, row] of stacked(kinds, HEIGHT - tier * band, band - (tiers.length > 1 ? 2 : 0))) {
+          pixels.fill(paint[kind], row * SECONDS + column, row * SECONDS + right + 1);
+        }
+      });
       right = Math.max(0, column - 1);
     }
     context.putImageData(image, 0, 0);
+  }
+}
+
+// The rows of one moment, with the kind of each: what is held grows from below, and at least a line of it is seen.
+function* stacked(kinds, bottom, height) {
+  const all = kinds.reduce((sum, each) => sum + each, 0) || 1;
+  let row = bottom;
+  for (let kind = 1; kind < KINDS.length; kind++) {
+    const rows = kinds[kind] ? Math.max(1, Math.round((kinds[kind] / all) * height)) : 0;
+    for (let each = 0; each < rows && row > bottom - height; each++) yield [kind, --row];
   }
 }
