@@ -1,6 +1,7 @@
 // Puts the page together: views and tabs, keys, the live feed, and whether the server is there.
 
 import { find, forgetColours, write } from "/web/draw.js";
+import { Engines } from "/web/engines.js";
 import { Forest } from "/web/forest.js";
 import { Glance } from "/web/glance.js";
 import { HealthView } from "/web/health.js";
@@ -32,6 +33,7 @@ const scrubber = new Scrubber(recorder, model, memory);
 const health = new HealthView(server);
 const glance = new Glance(forest, model);
 const watch = new Watch();
+const engines = new Engines(server, (text) => watch.tell(text));
 
 // --- views --------------------------------------------------------------------------------------------
 
@@ -50,6 +52,7 @@ function show(tab, focus = false) {
   timeline.draw();
   memory.layOut();
   health.draw();
+  engines.draw();
   glance.draw();
 }
 
@@ -166,6 +169,7 @@ function changedUnits(kind, message) {
 
 function report(message) {
   memory.report = message;
+  engines.hear(message);
   talk.hear(message);
   const census = model.census();
   watch.look(census.sessions);
