@@ -44,8 +44,9 @@ export class Plot {
     this.lines.forEach(([name], place) => {
       const path = track(points, name, this.place, height);
       this.paths[place].setAttribute("d", path);
-      const whole = this.lines.length === 1 && points.every((point) => point.values[name] !== null);
-      if (place === 0) this.area.setAttribute("d", path && whole ? `${path}L${this.place(end).toFixed(1)} ${HEIGHT}L${this.place(points[0].at).toFixed(1)} ${HEIGHT}Z` : "");
+      // What lies below a line is tinted where the line is one, and alone.
+      const whole = this.lines.length === 1 && path.lastIndexOf("M") === 0;
+      if (place === 0) this.area.setAttribute("d", whole ? `${path}L${this.place(end).toFixed(1)} ${HEIGHT}L${this.place(points[0].at).toFixed(1)} ${HEIGHT}Z` : "");
     });
     write(this.top, this.say(top));
     if (this.cursor.getAttribute("visibility") === "hidden") this.tell(points.at(-1));
