@@ -22,7 +22,7 @@ HISTORY = """() => import('/web/history.js').then(({ History }) => {
 
 PLOT = """() => import('/web/plot.js').then(({ Plot, nice }) => {
   const plot = new Plot("Rate", "tokens", [["one", "c1", "one"], ["two", "c2", "two"]]);
-  const given = [[0, 10, null], [30, 40, 5], [60, 20, null]];
+  const given = [[0, 10, null], [3, 40, 5], [6, 20, null], [60, 30, null]];
   const points = given.map(([at, one, two]) => ({ at, values: { one, two } }));
   plot.show(points, 60);
   const paths = [...plot.whole.querySelectorAll(".line")].map((each) => each.getAttribute("d"));
@@ -40,11 +40,11 @@ def test_no_more_than_five_minutes_are_kept(server: Server, open_page: OpenPage)
 def test_a_plot_draws_lines_with_gaps(server: Server, open_page: OpenPage) -> None:
     page = open_page(server)
     drawn = page.evaluate(PLOT)
-    assert drawn["paths"][0] == "M0.0 63.1L150.0 16.9L300.0 47.7"
+    assert drawn["paths"][0] == "M0.0 63.1L15.0 16.9L30.0 47.7M300.0 32.3"
     assert drawn["paths"][1].count("M") == 1
     assert "L" not in drawn["paths"][1]
     assert drawn["top"] == "50"
-    assert drawn["label"].startswith("Rate, tokens: one 20, two ")
+    assert drawn["label"].startswith("Rate, tokens: one 30, two ")
     assert drawn["nice"] == [0, 5, 50, 100, 0.02]
 
 

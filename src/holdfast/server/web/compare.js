@@ -35,6 +35,6 @@ function column({ branch, turn, number }, shared) {
     const facts = element("p", { class: "quiet" }, figures({ turn: each }).replaceAll("\n", " · "));
     return [element("p", { class: "asked" }, each.messages ? "results of tools" : each.input), answer, facts];
   });
-  const title = element("h3", {}, `${branch.title}, turn ${number}`);
+  const title = element("h3", {}, `Turn ${number} of “${branch.title}”`);
   return element("section", { "aria-label": `Turn ${number} of ${branch.id}` }, title, ...parts);
 }

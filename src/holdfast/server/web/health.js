@@ -28,7 +28,7 @@ export class HealthView {
     document.querySelector("#latency tbody").replaceChildren(...this.latency.map((each) => each.row));
     this.plots = {
       rate: new Plot("Throughput", "tokens a second", [["said", "c1", "said"], ["computed", "c2", "computed"]]),
-      hits: new Plot("Prompt tokens found in memory", "", [["hits", "c1", "hits"]], { ceiling: 100, say: percent }),
+      hits: new Plot("Prompts found in memory", "", [["hits", "c1", "hits"]], { ceiling: 100, say: percent }),
       first: new Plot("Time to first token", "", PERCENTILES.map(([name, ...rest]) => [`first_${name}`, ...rest]), { say: milliseconds }),
       between: new Plot("Time between tokens", "", PERCENTILES.map(([name, ...rest]) => [`between_${name}`, ...rest]), { say: milliseconds }),
       turns: new Plot("Turns", "", [["running", "c1", "running"], ["queued", "c2", "waiting"]]),

@@ -5,7 +5,7 @@ import { KINDS, SAYS, heardTokens, tenantOf } from "/web/holders.js";
 
 const CELL_SIZES = [28, 22, 18, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2, 1];
 const POOL_HEIGHT = 260;
-const CHIPS_MAX = 40;
+const CHIPS_MAX = 24;
 const WORDS_MS = 300;
 const SORTED_MS = 250;
 

@@ -4,6 +4,7 @@ import { drawing, element, short, write } from "/web/draw.js";
 
 const WIDTH = 300;
 const HEIGHT = 80;
+const SILENT_SECONDS = 5;
 
 export class Plot {
   // `lines`: [name, class, label]. `ceiling`: a fixed top, or null for the largest value.
@@ -18,13 +19,14 @@ export class Plot {
     this.cursor = drawing("line", { class: "cursor", y1: 0, y2: HEIGHT, visibility: "hidden" });
     const grid = [0.25, 0.5, 0.75].map((part) => drawing("line", { class: "grid", x1: 0, x2: WIDTH, y1: HEIGHT * part, y2: HEIGHT * part }));
     this.picture = drawing("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" }, ...grid, this.area, ...this.paths, this.cursor);
-    this.top = element("span", { class: "top" });
+    this.top = element("span", { class: "top", title: "The top of the plot" });
     this.values = lines.map(([, style, label]) => {
       const value = element("b", {}, "–");
       return { value, whole: element("span", {}, element("i", { class: style }), label, " ", value) };
     });
     const key = element("p", { class: "key" }, ...this.values.map((each) => each.whole));
-    this.whole = element("figure", { class: "plot" }, element("figcaption", {}, title, element("span", { class: "quiet" }, ` ${unit}`)), element("div", { class: "frame" }, this.picture, this.top), key);
+    const head = element("figcaption", {}, element("span", {}, title, element("span", { class: "quiet" }, ` ${unit}`)), this.top);
+    this.whole = element("figure", { class: "plot" }, head, element("div", { class: "frame" }, this.picture), key);
     this.title = title;
     this.picture.addEventListener("pointermove", (event) => this.point(event));
     this.picture.addEventListener("pointerleave", () => this.leave());
@@ -42,8 +44,9 @@ export class Plot {
     this.lines.forEach(([name], place) => {
       const path = track(points, name, this.place, height);
       this.paths[place].setAttribute("d", path);
-      const whole = this.lines.length === 1 && points.every((point) => point.values[name] !== null);
-      if (place === 0) this.area.setAttribute("d", path && whole ? `${path}L${this.place(end).toFixed(1)} ${HEIGHT}L${this.place(points[0].at).toFixed(1)} ${HEIGHT}Z` : "");
+      // What lies below a line is tinted where the line is one, and alone.
+      const whole = this.lines.length === 1 && path.lastIndexOf("M") === 0;
+      if (place === 0) this.area.setAttribute("d", whole ? `${path}L${this.place(end).toFixed(1)} ${HEIGHT}L${this.place(points[0].at).toFixed(1)} ${HEIGHT}Z` : "");
     });
     write(this.top, this.say(top));
     if (this.cursor.getAttribute("visibility") === "hidden") this.tell(points.at(-1));
@@ -72,12 +75,15 @@ export class Plot {
   }
 }
 
-// A line through the points that have a value; a gap where one has none.
+// A line through the points that have a value; a gap where one has none, and where none came for a while.
 function track(points, name, place, height) {
   let path = "";
   let pen = "M";
+  let before = -Infinity;
   for (const point of points) {
     const value = point.values[name];
+    if (point.at - before > SILENT_SECONDS) pen = "M";
+    before = point.at;
     if (value === null || value === undefined) {
       pen = "M";
       continue;
