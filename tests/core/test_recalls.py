@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.errors import Refused
 from holdfast.core.layout import Component, Tier
-from holdfast.core.ledger import OutOfUnits
+from holdfast.core.ledger import Kind, OutOfUnits
 from holdfast.core.policy import Share
 from holdfast.core.session import Place
 from tests.core.driver import LAYOUTS, Driver, prompt
@@ -330,3 +330,15 @@ def test_verbs_that_wait_under_pressure_all_come_to_act(layout: str, overlap: bo
     driver.scheduler.flush()
     driver.run()
     assert driver.all_free()
+
+
+def test_a_fork_that_copies_nothing_takes_nobodys_memory() -> None:
+    driver = Driver("hybrid", 4)
+    driver.open("a")
+    resting = driver.open("b")
+    driver.turn("b", 9, 3)
+    pool = driver.ledger.pool(Component.STATE)
+    taken = driver.ledger.take(pool, len(pool.free), driver.ledger.holder(Kind.TRANSIT, "all"))
+    assert driver.scheduler.ready("a", 0, True, driver.now)
+    assert resting.sequence.computed == 12 and not pool.free
+    taken.release()

@@ -145,3 +145,10 @@ def test_a_committed_turn_counts_as_one_that_waits_for_its_token() -> None:
     assert sum(sizes(driver)[0]) == 64
     assert sum(sizes(driver)[1]) <= 16 and 1 in sizes(driver)[1]
     driver.run()
+
+
+def test_a_long_input_alone_gets_whole_steps_to_its_end() -> None:
+    driver = Driver("dense", 4, budget=64, mixed_tokens=16, chunk_tokens=64)
+    driver.open("a")
+    driver.submit("a", prompt(200), 1)
+    assert [sum(row.count for row in driver.step().rows) for _ in range(4)] == [64, 64, 64, 8]

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from holdfast.core import tokens
-from holdfast.core.tokens import DIGESTS_KEPT, TOKEN_BYTES, TOKEN_MAX, TokenLog, pack, unpack
+from holdfast.core.tokens import DIGESTS_KEPT, TOKEN_BYTES, TOKEN_MAX, TokenLog, common_bytes, pack, unpack
 
 
 def test_a_log_grows_by_one_or_many_and_is_read_by_index_and_slice() -> None:
@@ -91,3 +91,17 @@ def test_a_digest_names_the_tokens_and_takes_only_those_that_are_new(monkeypatch
         assert cost(log, length) == 1
     assert cost(log, 1000) == 1000, "only some of the last lengths are kept"
     assert cost(log, 0) == 0
+
+
+def test_a_key_that_agrees_whole_is_compared_once() -> None:
+    class Counted(bytes):
+        compared = 0
+
+        def startswith(self, *arguments: object) -> bool:
+            Counted.compared += 1
+            return super().startswith(*arguments)
+
+    key = pack(range(64))
+    packed = Counted(pack((1, 2)) + key + pack((3,)))
+    assert common_bytes(key, packed, 2 * TOKEN_BYTES, len(packed), 4 * TOKEN_BYTES) == len(key)
+    assert Counted.compared == 1

@@ -110,7 +110,7 @@ def test_abort_all_leaves_nobody_without_an_answer(verb: str, echo_host: Server)
         ThreadPoolExecutor(8) as threads,
         httpx.Client(base_url=echo_host.url, timeout=demands.ANSWER_SECONDS) as http,
     ):
-        echo_host.open("one")
+        asked(http, "open", "one")
         for _ in range(6):
             asked(http, "turn", "one")
             asked(http, "spill", "one")
