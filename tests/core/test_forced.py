@@ -420,8 +420,11 @@ def test_a_run_after_accepted_drafts_counts_no_draft(layout: str, accepted: int)
     driver.until(lambda: turn.generated >= 1)
     at = turn.generated + accepted + 1
     driver.spoil = forcing({at: RUN})
+    counters = driver.registry.counters
+    before = counters.drafted_tokens, counters.accepted_tokens
     (row,) = driver.step().rows
     assert row.drafts == 3 and turn.generated == at + 5
+    assert (counters.drafted_tokens, counters.accepted_tokens) == (before[0] + 3, before[1] + accepted)
     if not driver.layout.state or accepted == 3:
         assert driver.session().sequence.computed == 6 + at - 1
     driver.spoil = None

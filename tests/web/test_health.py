@@ -68,6 +68,17 @@ def test_what_is_said_appears_in_the_plots(server: Server, open_page: OpenPage) 
     expect(rate.locator(".cursor")).to_have_attribute("visibility", "hidden")
 
 
+def test_accepted_drafts_are_shown_where_there_are_drafts(serve: Serve, open_page: OpenPage) -> None:
+    server = serve("--kv-tokens", "8192", "--speculate", "ngram")
+    page = open_page(server)
+    say(page, "the same again " * 12)
+    finished(page, 1)
+    page.click("#tab-health")
+    drafts = page.locator("#plots .plot:visible", has_text="Drafts accepted")
+    expect(drafts.locator(".line")).to_have_attribute("d", re.compile("M"))
+    expect(page.locator(".plot:visible")).to_have_count(9)
+
+
 def test_a_tenant_sees_the_plots_of_memory_alone(serve: Serve, open_page: OpenPage) -> None:
     server = serve("--kv-tokens", "8192", environment={"HOLDFAST_API_KEYS": "ann:secret-a"})
     page = open_page(server, "/#health", expected=("401",))

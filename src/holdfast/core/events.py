@@ -39,9 +39,11 @@ class Counters:
     """Running totals for metrics."""
 
     __slots__ = (
+        "accepted_tokens",
         "admitted",
         "cached_tokens",
         "computed_tokens",
+        "drafted_tokens",
         "dropped",
         "generated_tokens",
         "retracts",
@@ -52,6 +54,8 @@ class Counters:
         self.admitted = 0
         self.cached_tokens = 0
         self.computed_tokens = 0
+        self.drafted_tokens = 0
+        self.accepted_tokens = 0
         self.generated_tokens = 0
         self.retracts = 0
         self.spills = 0

@@ -105,7 +105,10 @@ class Settler:
         count = row.count
         registry.counters.computed_tokens += count
         if row.drafts:
-            sequence.settle_drafts(count, count - row.drafts + len(tokens) - out.forced - 1)
+            accepted = len(tokens) - out.forced - 1
+            registry.counters.drafted_tokens += row.drafts
+            registry.counters.accepted_tokens += accepted
+            sequence.settle_drafts(count, count - row.drafts + accepted)
         else:
             sequence.advance(count)
         if sequence.computed >= turn.publish_at and turn.revised == NEVER:

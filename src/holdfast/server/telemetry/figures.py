@@ -19,7 +19,16 @@ __all__ = ["Figures", "quantile"]
 
 WINDOW_SECONDS = 60.0
 SHOWN = (0.5, 0.95, 0.99)
-COUNTED = ("generated_tokens", "computed_tokens", "cached_tokens", "retracts", "spills", "dropped")
+COUNTED = (
+    "generated_tokens",
+    "computed_tokens",
+    "cached_tokens",
+    "drafted_tokens",
+    "accepted_tokens",
+    "retracts",
+    "spills",
+    "dropped",
+)
 
 Buckets = tuple[tuple[float, float], ...]
 """(upper bound in seconds, how many are at most that)."""

@@ -38,6 +38,8 @@ TOTALS = {
     "computed_tokens": "Tokens computed by the model.",
     "cached_tokens": "Tokens of prompts that were in memory already.",
     "generated_tokens": "Tokens sampled.",
+    "drafted_tokens": "Tokens proposed by speculation.",
+    "accepted_tokens": "Proposed tokens that the model confirmed.",
     "steps": "Steps of the engine.",
     "audit_findings": "Findings of the audit.",
 }

@@ -17,6 +17,7 @@ export class HealthView {
     this.server = server;
     this.report = null;
     this.known = false;
+    this.speculates = false;
     this.figures = new History();
     this.memory = new History();
     find("storm-button").addEventListener("click", () => this.toggleStorm());
@@ -29,6 +30,7 @@ export class HealthView {
     this.plots = {
       rate: new Plot("Throughput", "tokens a second", [["said", "c1", "said"], ["computed", "c2", "computed"]]),
       hits: new Plot("Prompts found in memory", "", [["hits", "c1", "hits"]], { ceiling: 100, say: percent }),
+      drafts: new Plot("Drafts accepted", "", [["drafts", "c1", "accepted"]], { ceiling: 100, say: percent }),
       first: new Plot("Time to first token", "", PERCENTILES.map(([name, ...rest]) => [`first_${name}`, ...rest]), { say: milliseconds }),
       between: new Plot("Time between tokens", "", PERCENTILES.map(([name, ...rest]) => [`between_${name}`, ...rest]), { say: milliseconds }),
       turns: new Plot("Turns", "", [["running", "c1", "running"], ["queued", "c2", "waiting"]]),
@@ -56,10 +58,12 @@ export class HealthView {
     if (!this.known) find("cards").replaceChildren(...this.cards.map(({ value, label }) => element("div", { class: "card" }, value, element("span", {}, label))));
     this.known = true;
     this.health = message;
-    const { cached_tokens: cached = 0, computed_tokens: computed = 0 } = rates;
+    const { cached_tokens: cached = 0, computed_tokens: computed = 0, drafted_tokens: drafted = 0, accepted_tokens: accepted = 0 } = rates;
+    this.speculates ||= drafted > 0;
     const values = {
       said: rates.generated_tokens ?? 0, computed, running, queued, spills: rates.spills ?? 0, dropped: rates.dropped ?? 0, retracts: rates.retracts ?? 0,
       hits: cached + computed > 0 ? (100 * cached) / (cached + computed) : null,
+      drafts: drafted > 0 ? (100 * accepted) / drafted : null,
     };
     for (const [part] of PERCENTILES) {
       values[`first_${part}`] = latency.first_token?.[part] ?? null;
@@ -94,6 +98,7 @@ export class HealthView {
       plot.whole.hidden = !this.known;
       plot.show(this.figures.points, this.figures.span);
     }
+    figures.drafts.whole.hidden = !this.speculates;
     for (const plot of [tiers, audit]) plot.show(this.memory.points, this.memory.span);
   }
 
