@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,24 @@ async def started(url: str, looked: list[str]) -> AsyncIterator[AgentSession[Any
         await session.start(Agent(instructions="Be brief.", tools=[look]), record=False)
         yield session
     await llm.aclose()
+
+
+def listening(session: AgentSession[Any]) -> Callable[[], Awaitable[None]]:
+    """Waits until the session has connected again and its history, sent again, is confirmed.
+
+    A turn before that would compare its history with nothing, and send all of it twice.
+    """
+    remote = session.current_agent.realtime_llm_session
+    known = {item.id for item in remote.chat_ctx.items}
+    connected = asyncio.Event()
+    remote.on("session_reconnected", lambda _: connected.set())
+
+    async def wait() -> None:
+        await connected.wait()
+        while not known <= {item.id for item in remote.chat_ctx.items}:
+            await asyncio.sleep(0.05)
+
+    return wait
 
 
 def last_said(session: AgentSession[Any]) -> str:
@@ -75,10 +93,10 @@ def test_a_session_goes_on_after_a_restart(tmp_path: Path) -> None:
                 await session.generate_reply(user_input="hello")
                 await session.generate_reply(user_input=TWICE)
                 assert looked == ["twice", "me"]
+                sent_again = listening(session)
                 running.close()
                 running.enter_context(server())
-                while len(sockets.paths) < 2:
-                    await asyncio.sleep(0.05)
+                await sent_again()
                 await session.generate_reply(user_input="later")
                 assert last_said(session) == "later"
                 sockets.assert_continued()
