@@ -143,6 +143,18 @@ def test_a_member_that_is_over_or_drains_claims_nothing(place: str, join: Any) -
     assert join("fourth").claim(["s"]).elsewhere == {}
 
 
+def test_a_damaged_session_that_is_claimed_ends_before_the_damage(place: str, join: Any) -> None:
+    first, second = join("first"), join("second")
+    keep(first, opened("s"), *(ended("s", number) for number in range(1, 5)))
+    run_sql(place, "UPDATE turns SET finish = 'x' WHERE turn_id = 't3'")
+    declare_dead(place, first)
+    (claimed,) = second.claim(["s"]).sessions
+    assert claimed.damaged and [turn.turn_id for turn in claimed.turns] == ["t1", "t2"]
+    assert keep(second, ended("s", 5)) == frozenset()
+    assert turns(place) == {"s": ["t1", "t2", "t5"]}
+    assert not second.compact(), "the turns after the damage may be all that is left"
+
+
 # --- zombies ---
 
 

@@ -42,6 +42,8 @@ BROKEN: list[tuple[Rule, str, str]] = [
     (rules.core_is_pure, CORE, "from holdfast import Engine"),
     (rules.core_is_pure, CORE, "def f():\n    import random"),
     (rules.core_is_pure, CORE, "open('state')"),
+    (rules.core_is_pure, "src/holdfast/cluster/owner.py", "import time"),
+    (rules.core_is_pure, "src/holdfast/cluster/owner.py", "from holdfast.core import session"),
     (rules.no_code_running_loaders, ENGINE, "import pickle"),
     (rules.no_code_running_loaders, ENGINE, "from pickle import loads"),
     (rules.no_code_running_loaders, ENGINE, "from marshal import *"),

@@ -17,7 +17,6 @@ __all__ = [
     "ALIVE",
     "GONE_SECONDS",
     "LEASE_SECONDS",
-    "OVER",
     "RENEW_SECONDS",
     "Life",
     "LifeState",
@@ -43,11 +42,8 @@ class LifeState(StrEnum):
     DEAD = "dead"
 
 
-ALIVE = (LifeState.LIVE, LifeState.DRAINING)
-"""A life in one of these states may write."""
-
-OVER = (LifeState.ENDED, LifeState.DEAD)
-"""The sessions of a life in one of these states are free."""
+ALIVE = frozenset((LifeState.LIVE, LifeState.DRAINING))
+"""A life in one of these states may write; the sessions of any other are free."""
 
 
 @dataclass(slots=True)

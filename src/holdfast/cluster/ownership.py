@@ -15,11 +15,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from holdfast.cluster.lives import LEASE_SECONDS, Life, LifeState, is_lapsed
+from holdfast.cluster.lives import ALIVE, LEASE_SECONDS, Life, LifeState, is_lapsed
 
 __all__ = ["Claimed", "Kind", "Offer", "Ownership", "Row", "Standing", "Write"]
-
-ALIVE = frozenset((LifeState.LIVE, LifeState.DRAINING))
 
 
 class Kind(StrEnum):

@@ -7,11 +7,10 @@ time. Used by clients, replicas and the checks of the store.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
 __all__ = ["NEW", "Answer", "Answers", "History", "Op", "OpKind", "recognised"]
-
-from enum import Enum
 
 DIGESTS_KEPT = 4
 KEYS_KEPT = 3

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from holdfast.cluster.lives import RENEW_SECONDS
+from holdfast.cluster.lives import ALIVE, RENEW_SECONDS
 from holdfast.cluster.owner import Owner
 from holdfast.cluster.ownership import Claimed, Kind, Offer, Standing, Write
 from holdfast.cluster.placement import Load, Move, plan_drain
@@ -85,6 +85,8 @@ class Replica:
         self.rate = events.between(0.8, 1.3)
         """How fast its clock runs."""
         self.versions = 0
+        self.lives: tuple[int, ...] = ()
+        """Its last lives, but for the present one."""
         self._pending: list[tuple[list[Write], Op, Answer]] = []
         self._flight: Flight | None = None
         self._waiting: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
@@ -121,9 +123,7 @@ class Replica:
     def earlier(self) -> list[int]:
         """Its lives that are not over in the store."""
         rows = self.store.rules.lives
-        return [number for number in self.lives if rows[number].state in ("live", "draining")]
-
-    lives: tuple[int, ...] = ()
+        return [number for number in self.lives if rows[number].state in ALIVE]
 
     def crash(self) -> None:
         """End without a word: memory, pending and unanswered batches are gone."""

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from holdfast.cluster.lives import LifeState
+from holdfast.cluster.lives import ALIVE, LifeState
 from holdfast.cluster.ownership import Claimed, Kind, Offer, Ownership, Row, Write
 from holdfast.sim.cluster.events import Events
 from holdfast.sim.cluster.history import History
 
 __all__ = ["Finding", "Found", "Located", "Store"]
-
-ALIVE = (LifeState.LIVE, LifeState.DRAINING)
 
 
 class Finding(NamedTuple):

@@ -62,7 +62,9 @@ def connect(url: str, durability: Durability = "fsync") -> Connection:
     try:
         opened.execute(
             "SELECT set_config('synchronous_commit', %s, false), set_config('statement_timeout', %s, false), "
-            "set_config('lock_timeout', %s, false), set_config('client_encoding', 'UTF8', false)",
+            "set_config('lock_timeout', %s, false), set_config('client_encoding', 'UTF8', false), "
+            # A commit is planned once: its plan takes longer than the statement, and depends on no value.
+            "set_config('plan_cache_mode', 'force_generic_plan', false)",
             (SYNCHRONOUS[durability], f"{STATEMENT_SECONDS}s", f"{LOCK_SECONDS}s"),
         )
     except BaseException:

@@ -161,19 +161,27 @@ class PostgresJournal:
         open: unreachable turns may be all that is left of a session.
         """
         for stored in self._revive():
-            if stored.damaged and not stored.unusable:
-                self.append(Truncated(stored.id, len(stored.turns), None))
+            self._mend(stored)
             yield stored
             self.keep_alive()
 
     def _revive(self) -> Iterator[StoredSession]:
         try:
-            for stored, known in revive(self._link.open(), self.life):
-                self._owner.adopt(stored.id, known)
-                self._damaged = self._damaged or stored.damaged
-                yield stored
+            yield from self._read(self._link.open(), None)
         except psycopg.Error as error:
             raise JournalError(f"{self.place} cannot be read: {in_words(error)}") from error
+
+    def _read(self, connection: Connection, only: Sequence[str] | None) -> Iterator[StoredSession]:
+        """Read sessions of this life, all or some."""
+        for stored, known in revive(connection, self.life, only):
+            self._owner.adopt(stored.id, known)
+            self._damaged = self._damaged or stored.damaged
+            yield stored
+
+    def _mend(self, stored: StoredSession) -> None:
+        """Truncate a damaged session to its valid turns."""
+        if stored.damaged and not stored.unusable:
+            self.append(Truncated(stored.id, len(stored.turns), None))
 
     def load(self) -> list[StoredSession]:
         """All sessions at once."""
@@ -345,11 +353,9 @@ class PostgresJournal:
         connection = self._at_rest(names)
         with self._reachable():
             answer = owners.claim(connection, self.life, names)
-            mine = self._owner.won(answer)
-            found: list[StoredSession] = []
-            for stored, known in revive(connection, self.life, mine):
-                self._owner.adopt(stored.id, known)
-                found.append(stored)
+            found = list(self._read(connection, self._owner.won(answer)))
+        for stored in found:
+            self._mend(stored)
         read = {stored.id for stored in found}
         return Claims(found, {name: at.owner for name, at in answer.items() if name not in read})
 
