@@ -115,6 +115,30 @@ def test_kill_9_of_an_engine_under_load(apart: Apart, tmp_path: Any) -> None:
     server.check_clean()
 
 
+def test_a_session_of_an_engine_that_cannot_be_asked_is_not_denied(apart: Apart) -> None:
+    engines, here = two(apart)
+    at = placed(here, "e0", "e1")
+    os.kill(engines[0].process.pid, signal.SIGSTOP)
+    try:
+        named = [part for engine in engines for part in ("--engine", engine.address)]
+        late = Server(None, *named, "--link-keys", str(apart.keys))
+        assert late.say(at["e1"], "here")["text"] == "here"
+        for answer in (
+            late.get(f"/v1/sessions/{at['e0']}"),
+            late.http.delete(f"/v1/sessions/{at['e0']}"),
+            late.post("/v1/sessions", {"id": at["e0"]}),
+        ):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert late.say(late.open(), "unnamed")["text"] == "unnamed"
+    finally:
+        os.kill(engines[0].process.pid, signal.SIGCONT)
+    apart.connected(late, 2)
+    assert late.state(at["e0"])["turns"] == 0
+    taken = late.post(f"/v1/sessions/{at['e1']}/fork", {"id": at["e0"]})
+    assert (taken.status_code, taken.json()["error"]["code"]) == (409, "session_exists")
+    assert late.stop() == 0
+
+
 def test_sessions_without_a_journal_are_lost_with_their_engine(apart: Apart) -> None:
     engines, server = two(apart)
     at = placed(server, "e0", "e1")
@@ -208,7 +232,11 @@ class Client(threading.Thread):
 def _go_on(clients: list[Client]) -> None:
     """Wait until each client has had another turn."""
     before = [client.acknowledged for client in clients]
-    until(lambda: all(client.acknowledged > was for client, was in zip(clients, before, strict=True)), 60)
+    until(
+        lambda: all(client.acknowledged > was for client, was in zip(clients, before, strict=True)),
+        60,
+        lambda: [(client.acknowledged, client.retried, client.wrong) for client in clients],
+    )
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.soak)])

@@ -230,6 +230,8 @@ class Service:
         if not is_hidden(name):
             self.require_room(caller.tenant)
             self._require_free(caller.tenant, name)
+        if given is not None and not self.link.acquainted:
+            raise engine_unavailable()  # An engine that was never reached may have one of that name.
         key = engine_name(caller.tenant, name)
         metadata = dict(asked.metadata)
         command = wire.OpenSession(
@@ -313,6 +315,8 @@ class Service:
     async def find(self, tenant: str, name: str) -> SessionRecord:
         """A tenant's session, or the problem that says why there is none."""
         record = await self.known(tenant, require_name(name, "session_id"))
+        if record is None and not self.link.complete and not self.table.has_gone(tenant, name):
+            raise engine_unavailable()  # It may be where nobody can be asked.
         return self.table.find(tenant, name) if record is None else record
 
     async def close_session(self, caller: Caller, name: str) -> None:
@@ -320,7 +324,7 @@ class Service:
         record = await self.known(caller.tenant, require_name(name, "session_id"))
         if record is None and self.table.has_gone(caller.tenant, name):
             return
-        await self.close_record(self.table.find(caller.tenant, name) if record is None else record)
+        await self.close_record(await self.find(caller.tenant, name) if record is None else record)
 
     async def give_way(self, record: SessionRecord) -> None:
         """Close a hidden session for room; what its turns said is kept for a while."""

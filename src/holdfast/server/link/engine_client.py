@@ -86,6 +86,14 @@ class Link(Protocol):
     def turns(self) -> int:
         """Turns in flight."""
 
+    @property
+    def complete(self) -> bool:
+        """Whether all engines can be asked for a session now."""
+
+    @property
+    def acquainted(self) -> bool:
+        """Whether all engines have said which sessions they have, at some time."""
+
     def totals(self) -> Counter[str]:
         """Counters that never go down."""
 
@@ -134,6 +142,7 @@ class EngineClient:
     ) -> None:
         """`numbers` are those of calls; `lost` is the error of a turn whose engine is lost."""
         self._observer = observer
+        self.complete = self.acquainted = True
         self._lost = lost or _lost
         self._post: Callable[[wire.Command], None] | None = None
         self.pulse: wire.Pulse | None = None

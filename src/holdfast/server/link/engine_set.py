@@ -182,6 +182,16 @@ class EngineSet:
         return bool(self._up)
 
     @property
+    def complete(self) -> bool:
+        """Whether all engines can be asked for a session now."""
+        return all(engine.up for engine in self.engines.values())
+
+    @property
+    def acquainted(self) -> bool:
+        """Whether all engines have said which sessions they have, at some time."""
+        return all(engine.facts is not None for engine in self.engines.values())
+
+    @property
     def facts(self) -> wire.ModelFacts | None:
         """Facts about the model; of the first engine that has served."""
         return next((each.facts for each in self.engines.values() if each.facts is not None), None)
@@ -287,6 +297,13 @@ class EngineSet:
             owner = self._owner(session)
         return self._roomiest() if owner is None else owner
 
+    async def _is_elsewhere(self, session: str, engine: RemoteEngine) -> bool:
+        """Whether another engine has a session."""
+        owner = self._owner(session)
+        if owner is None and len(self._up) > 1 and await self.finds(session):
+            owner = self._owner(session)
+        return owner is not None and owner is not engine
+
     # --- the link ---------------------------------------------------------------------------------
 
     @property
@@ -335,6 +352,8 @@ class EngineSet:
                 engine = await self._for_new(command.session)
             else:
                 engine = await self._found(_session_of(command))
+            if isinstance(command, wire.Fork) and await self._is_elsewhere(command.child, engine):
+                raise from_refusal("session_exists", "", "id")
         except BaseException:
             if over is not None:
                 over()

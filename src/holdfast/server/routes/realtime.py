@@ -218,7 +218,7 @@ class Conversation:
         if message.id is not None:
             record = await service.known(tenant, require_name(message.id, "id"))
             if record is None and message.resume_after_seq is not None:
-                record = service.table.find(tenant, message.id)  # Raises why it ended.
+                record = await service.find(tenant, message.id)  # Raises why it ended.
             if record is not None and fresh:
                 raise Problem(
                     409,
