@@ -17,10 +17,14 @@ DROPPED = {"host", "connection", "content-length", "transfer-encoding", "accept-
 
 
 class Recorder:
-    """The proxy at `url`: bodies that were posted since `clear`, and answers to them that were errors."""
+    """The proxy at `url`: bodies that were posted since `clear`, and answers to them that were errors.
+
+    `begun` has those bodies whose answers have reached the client with a first piece.
+    """
 
     def __init__(self, server: str) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.begun: list[dict[str, Any]] = []
         self.refused: list[str] = []
         self._target = urlsplit(server)
         self._listener = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -31,6 +35,7 @@ class Recorder:
     def clear(self) -> None:
         """Forget what was sent."""
         self.requests.clear()
+        self.begun.clear()
         self.refused.clear()
 
     def close(self) -> None:
@@ -91,8 +96,12 @@ class Recorder:
             kept = bytearray()
             # A client may leave in the middle of an answer; the server hears of it when `upstream` is closed.
             with suppress(ConnectionError):
+                begun = False
                 while chunk := answer.read1(65536):
                     handler.wfile.write(chunk)
+                    if body and not begun:
+                        self.begun.append(json.loads(body))
+                        begun = True
                     if answer.status >= 400:
                         kept += chunk
             # Some clients get an address that is no call of the interface, to open a connection early.

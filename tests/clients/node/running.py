@@ -98,7 +98,7 @@ def interrupt_command(
             assert time.monotonic() < deadline, "the command sent no request"
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(60)
+        process.wait(SECONDS_MAX)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

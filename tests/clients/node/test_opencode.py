@@ -73,9 +73,9 @@ def last_text(events: list[dict[str, Any]]) -> str:
     return said.strip()
 
 
-def agent_requests(recorder: Recorder) -> list[dict[str, Any]]:
+def of_the_agent(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The requests of the agent itself, without those for a title."""
-    return [request for request in recorder.requests if request.get("tools")]
+    return [request for request in requests if request.get("tools")]
 
 
 @shows(
@@ -96,21 +96,21 @@ def test_opencode_runs_two_rounds_is_interrupted_and_goes_on(
     states = [part["state"] for part in parts(events, "tool_use")]
     assert [state["input"]["command"] for state in states] == ["cat next.txt", "echo the end"], events
     assert "the end" in last_text(events) and agent_recorder.refused == []
-    sent = agent_requests(agent_recorder)[-1]["messages"]
+    sent = of_the_agent(agent_recorder.requests)[-1]["messages"]
     calls = [call["id"] for message in sent for call in message.get("tool_calls") or ()]
     assert calls == [message["tool_call_id"] for message in sent if message["role"] == "tool"]
     assert len(calls) == 2
     counts = [part["tokens"] for part in parts(events, "step_finish")]
     assert all(count["cache"]["read"] > count["input"] for count in counts[1:]), counts
 
-    before = len(agent_requests(agent_recorder))
+    before = len(of_the_agent(agent_recorder.begun))
     interrupt_command(
         "opencode",
         [*ALONE, "--continue"],
         tmp_path,
         opencode.variables(),
-        lambda: len(agent_requests(agent_recorder)) > before,
-        "y" * 30000,
+        lambda: len(of_the_agent(agent_recorder.begun)) > before,
+        "y" * 8000,
     )
     assert last_text(opencode.run("after", "--continue")) == "after"
     assert agent_recorder.refused == []

@@ -26,6 +26,8 @@ BRIEF = ["--bare", "--core-tools", "run_shell_command", "--system-prompt", "Be b
 """Its own prompt and tools are long, and the model of the tests reads them letter by letter."""
 ALONE = ["--auth-type", "openai", "--yolo", "--output-format", "stream-json", *BRIEF]
 FIRST = calling("run_shell_command", command="cat next.txt", is_background=False)
+CUT = "y" * 4000
+"""It sends the text of a turn that was cut again, before the next one, and the model repeats both."""
 SECOND = calling("run_shell_command", command="echo the end", is_background=False)
 
 
@@ -56,11 +58,8 @@ class Qwen:
     "tool round",
     "two rounds",
     "streamed calls",
-    "interruption",
 )
-def test_qwen_code_runs_two_rounds_is_interrupted_and_goes_on(
-    agent_recorder: Recorder, tmp_path: Path
-) -> None:
+def test_qwen_code_runs_two_rounds_and_goes_on(agent_recorder: Recorder, tmp_path: Path) -> None:
     qwen, url = Qwen(tmp_path), agent_recorder.url
     events = qwen.run(url, FIRST)
     calls = blocks(events, "tool_use")
@@ -70,14 +69,21 @@ def test_qwen_code_runs_two_rounds_is_interrupted_and_goes_on(
     assert "the end" in result_of(events) and agent_recorder.refused == []
     usage = events[-1]["usage"]
     assert usage["cache_read_input_tokens"] > 0.6 * usage["input_tokens"]
+    assert result_of(qwen.run(url, "--continue", "again")).endswith("again")
+    assert agent_recorder.refused == []
 
-    before = len(agent_recorder.requests)
+
+@shows("npm:@qwen-code/qwen-code", "chat completions", "interruption")
+def test_qwen_code_goes_on_after_an_interruption(agent_recorder: Recorder, tmp_path: Path) -> None:
+    qwen, url = Qwen(tmp_path), agent_recorder.url
+    assert result_of(qwen.run(url, "hello")).endswith("hello")
+    before = len(agent_recorder.begun)
     interrupt_command(
         "qwen",
-        [*ALONE, "--continue", "y" * 30000],
+        [*ALONE, "--continue", CUT],
         tmp_path,
         qwen.variables(url),
-        lambda: len(agent_recorder.requests) > before,
+        lambda: len(agent_recorder.begun) > before,
     )
     assert result_of(qwen.run(url, "--continue", "after")).endswith("after")
     assert agent_recorder.refused == []
