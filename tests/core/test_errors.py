@@ -191,3 +191,18 @@ def test_a_refused_request_does_not_wake_the_executor() -> None:
     with pytest.raises(errors.EmptyTurn):
         driver.scheduler.request("red", TurnRequest("r", (), 1), 0.0)
     assert not driver.plan(), "nothing to forget, nothing to do"
+
+
+def test_refusals_say_their_figures() -> None:
+    said = [
+        str(errors.UnknownToken("t1", 10)),
+        str(errors.SessionMoved("s1")),
+        str(errors.ContextExceeded(9, 8)),
+        str(errors.TooLarge("full", 7, 6)),
+        str(errors.OverQuota("state", 5, 4)),
+    ]
+    assert said[0] == "turn t1 has a token id outside the vocabulary: ids are 0 to 9"
+    assert said[1].startswith("session s1 belongs to another server now;")
+    assert said[2] == "the turn needs a context length of 9 tokens; the maximum is 8"
+    assert said[3] == "the turn needs 7 units of full memory; the server has 6"
+    assert said[4] == "the turn needs 5 units of state memory; its tenant may hold 4"

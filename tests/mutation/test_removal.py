@@ -62,7 +62,7 @@ def test_every_removal_compiles_and_keeps_the_other_lines(file: str) -> None:
         ("forest.py", "Forest.prune", "return", None),
         ("waiting.py", "", "Entry = tuple[int, str, Turn]", "undefined name"),
         ("layout.py", "Tier", "HOST = 1", "undefined member"),
-        ("errors.py", "Refused", "code = 'refused'", None),
+        ("errors.py", "UnknownSession", "code = 'session_not_found'", None),
     ],
 )
 def test_what_the_linter_or_the_type_checker_sees_needs_no_judge(

@@ -10,7 +10,7 @@ from __future__ import annotations
 class Refused(Exception):
     """The core will not do what was asked, and has changed nothing."""
 
-    code = "refused"
+    code: str
     param: str | None = None
 
 
