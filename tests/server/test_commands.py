@@ -327,7 +327,8 @@ def test_a_rewind_has_memory_that_is_away_brought_back_and_turns_wait_for_it(awa
     known = away.loop.scheduler.registry.find(SESSION).boundaries[0]
     away.receive(wire.Rewind(5, SESSION, 1))
     start(away, 6, "and deep", max_tokens=5)
-    assert reports(away) == [] and place(away) is Place.RETURNING
+    assert reports(away) == [] and place(away) is Place.AWAY
+    assert away.loop.scheduler.registry.find(SESSION) in away.loop.scheduler.registry.queues.recalled
     heard = until_quiet(away)
     answered = [report.call for report in heard if isinstance(report, wire.Done)]
     assert answered == [5, 6], "in the order in which they came"

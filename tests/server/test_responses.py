@@ -411,14 +411,20 @@ def test_a_deleted_response_is_gone_and_its_successor_is_not(client: openai.Open
     assert say(client, "three", previous_response_id=second.id).output_text == "three"
 
 
-def test_the_least_recently_used_session_makes_room(client: openai.OpenAI) -> None:
-    used, unused = say(client, "used"), say(client, "unused")
+def test_the_least_recently_used_session_makes_room(server: Server, client: openai.OpenAI) -> None:
+    """Both can be continued: one in its session, the other is rendered anew and computed again."""
+    used, unused = say(client, "abcdefgh" * 8), say(client, "stuvwxyz" * 8)
     for number in range(11):
         client.responses.retrieve(used.id)
         say(client, str(number))
-    assert client.responses.retrieve(used.id).output_text == "used"
-    with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(unused.id)
+    assert server.post("/flush_cache", {}).status_code == 200  # The prefix tree has both.
+    cached: list[int] = []
+    for answer in (used, unused):
+        assert client.responses.retrieve(answer.id).output_text == answer.output_text
+        usage = say(client, "on", previous_response_id=answer.id).usage
+        assert usage is not None and usage.input_tokens > 128
+        cached.append(usage.input_tokens_details.cached_tokens)
+    assert cached[0] > 128 > cached[1]
 
 
 def test_hidden_sessions_are_not_shown(server: Server, client: openai.OpenAI) -> None:
