@@ -116,7 +116,7 @@ def test_a_verb_that_needs_memory_waits_for_it_and_the_next_one_waits_behind(ver
     forked, rewound = Replies(), Replies()
     verbs.fork(forked, "s", "child")
     verbs.rewind(rewound, "s", 0)
-    assert session.place is Place.RETURNING and verbs.waits
+    assert session in verbs.loop.scheduler.registry.queues.recalled and verbs.waits
     assert forked.count == rewound.count == 0
     run(verbs)
     assert forked.answers == [("child", "child")] and rewound.answers == [("s", None)]
