@@ -138,6 +138,12 @@ DAMAGES: list[tuple[str, str, Change]] = [
         TOKENIZER_CONFIG,
         keys(chat_template="{{ " + "[" * 5000 + "]" * 5000 + " }}"),
     ),
+    ("a template that is a number", TOKENIZER_CONFIG, keys(chat_template=7)),
+    (
+        "a named template that is a list",
+        TOKENIZER_CONFIG,
+        keys(chat_template=[{"name": "default", "template": []}]),
+    ),
     ("a template of nested loops", TOKENIZER_CONFIG, keys(chat_template=LOOPS)),
     ("a template that is too long", TOKENIZER_CONFIG, keys(chat_template="x" * ((1 << 20) + 1))),
     ("a template file that is no text", TEMPLATE, holds(b"\xff\xfe\xfa")),

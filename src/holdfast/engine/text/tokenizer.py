@@ -570,4 +570,6 @@ def _template_of(path: Path, fields: Fields) -> str | None:
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
         value = named.get("default")
-    return value if isinstance(value, str) else None
+    if value is not None and not isinstance(value, str):
+        raise ConfigurationError(f"{fields.where}: chat_template must be text, not {value!r:.40}")
+    return value
