@@ -1,7 +1,10 @@
 """Fences of the prefix tree: what a plan in flight reads is not free, whichever way the tree gives it up."""
 
+import pytest
+
 from holdfast.core.layout import Component
 from holdfast.core.ledger import Kind
+from tests.core.driver import Driver
 from tests.core.grove import Grove
 
 A = [1, 2, 3, 4]
@@ -66,3 +69,25 @@ def test_what_is_withdrawn_is_still_read_by_those_who_let_go() -> None:
         hold.release()
     assert (retiring(grove, Component.FULL), retiring(grove, Component.WINDOW)) == (1, 1)
     grove.finish()
+
+
+@pytest.mark.parametrize("layout", ["dense", "window", "hybrid", "full+window+state"])
+@pytest.mark.parametrize("page_size", [3, 16])
+def test_what_a_fork_copies_is_not_free_when_its_parent_leaves_the_device(
+    layout: str, page_size: int
+) -> None:
+    """The parent takes back what the tree keeps for it alone, and gives up what it does not read."""
+    copied = 0
+    for length in range(1, 35):
+        driver = Driver(layout, page_size, host=400)
+        driver.open("a")
+        driver.turn("a", 7, 3)
+        driver.turn("a", 20, 4, 1)
+        driver.run()
+        driver.scheduler.fork("a", "b", driver.now, known=length)
+        driver.scheduler.spill("a", driver.now)
+        for copy in driver.plan().copies:
+            assert copy.source not in driver.ledger.pool(copy.component).free, (length, copy)
+            copied += 1
+        driver.run()
+    assert copied

@@ -160,17 +160,20 @@ def reclaim(tree: PrefixTree, sequence: Sequence) -> None:
             sequence.state = taken.state.move_to(sequence.holder)
         elif taken.state is not None:
             # A fork has a copy of the state that it leases.
-            taken.state.release()
+            taken.state.release(sequence.fence)
 
 
 def _take_window_back(sequence: Sequence, run: Run, taken: Run) -> None:
-    """Put window pages before the sequence's own, as far as it reads and lacks them."""
+    """Put window pages before the sequence's own, as far as it reads and lacks them.
+
+    A plan may read the others through the lease until its fence: a fork copies from there.
+    """
     keep = max(taken.first, sequence.ledger.layout.window_first_page(sequence.computed))
     if run.first > taken.end or keep >= run.first:
-        taken.hold.release()
+        taken.hold.release(sequence.fence)
         return
-    taken.hold.split(run.first - taken.first).release()
-    taken.hold.shrink_front(keep - taken.first)
+    taken.hold.split(run.first - taken.first).release(sequence.fence)
+    taken.hold.shrink_front(keep - taken.first, sequence.fence)
     whole = taken.hold.move_to(sequence.holder)
     whole.join(run.hold)
     run.hold, run.first = whole, keep
