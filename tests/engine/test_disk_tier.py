@@ -546,14 +546,14 @@ def test_a_journal_that_cannot_be_read_lets_go_of_the_directory(
 ) -> None:
     monkeypatch.setattr("holdfast.engine.durable.recovery.LOCK_SECONDS", 0.1)
     with monkeypatch.context() as broken:
-        broken.setattr(Journal, "load", failing_load)
+        broken.setattr(Journal, "sessions", failing_read)
         with pytest.raises(OptionError) as caught:
             make(**options(tmp_path))
     assert caught.value.option == "journal"
     make(**options(tmp_path)).close()
 
 
-def failing_load(journal: Journal) -> list[StoredSession]:
+def failing_read(journal: Journal) -> list[StoredSession]:
     raise sqlite3.DatabaseError(f"{journal.path} is malformed")
 
 

@@ -43,7 +43,7 @@ async def endless() -> AsyncIterator[bytes]:
 def test_a_turn_is_left_in_the_pass_of_the_loop_that_hears_of_it() -> None:
     async def main() -> None:
         client = Client()
-        answer = StreamAnswer(endless(), client.leave, shown)
+        answer = StreamAnswer(lambda _writer: endless(), client.leave, shown)
         answering = asyncio.ensure_future(answer({"type": "http"}, client.receive, client.send))
         while not client.sent:
             await asyncio.sleep(0)
@@ -92,7 +92,9 @@ def test_a_problem_in_a_stream_leaves_the_turns_that_go_on_and_is_told() -> None
 
     async def main() -> None:
         client = Client()
-        await StreamAnswer(chunks(), client.leave, shown)({"type": "http"}, client.receive, client.send)
+        await StreamAnswer(lambda _writer: chunks(), client.leave, shown)(
+            {"type": "http"}, client.receive, client.send
+        )
         assert client.left == 1 and client.sent == [b"one", b"numeric_error"]
 
     asyncio.run(main())

@@ -116,6 +116,9 @@ class Feed:
 
     end = wire.End(1, "aborted", "disconnected", "", [], 3, 0, 3, 0.0, None, 0.0)
 
+    def write_with(self, _writer: object) -> None:
+        """There will be nothing to write."""
+
     async def deltas(self) -> AsyncIterator[Any]:
         nothing: tuple[Any, ...] = ()
         for delta in nothing:

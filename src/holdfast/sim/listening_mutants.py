@@ -84,10 +84,11 @@ def listening_takes_the_budget_first(patcher: Patcher) -> None:
     original = PlanBuilder.build
 
     def faulty(self: PlanBuilder) -> None:
-        before = self.budget
         self._listen()
-        if self.budget < before:
+        taken = sum(row.count for row in self.plan.rows)
+        if taken:
             patcher.reach()
+        self.budget -= taken
         original(self)
 
     patcher.replace(PlanBuilder, "build", faulty)
