@@ -5,6 +5,8 @@ import { Link } from "/web/server.js";
 import { asMessages, hearDelta, hearDone, newName, newTurn } from "/web/turn.js";
 
 const TTL_SECONDS = 1800;
+const PASSING = ["draining", "engine_unavailable", "engine_lost", "engine_draining", "session_moved"];
+const AGAIN_MS = 1000;
 const OPEN_STATES = ["waiting", "speaking"];
 
 export class Branch extends EventTarget {
@@ -244,8 +246,12 @@ export class Branch extends EventTarget {
     this.children.delete(message.id);
   }
 
+  // What is refused because the server ends or begins is tried again: a turn's id makes it count once.
   failed(turn, { error }) {
-    if (turn && turn.state !== "done") this.lose(turn, error.message);
+    const passing = PASSING.includes(error.code);
+    if (turn?.state === "waiting" && passing) setTimeout(() => this.opened && turn.state === "waiting" && this.commit(turn), AGAIN_MS);
+    else if (!turn && !this.opened && passing) setTimeout(() => this.opened || this.open(), AGAIN_MS);
+    else if (turn && turn.state !== "done") this.lose(turn, error.message);
     else if (error.code === "session_exists" && !this.exists) {
       this.exists = true; // The answer to the first opening was lost.
       this.open();
