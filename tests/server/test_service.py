@@ -286,3 +286,15 @@ def test_a_mark_that_only_the_tokenizer_knows_is_refused() -> None:
         engine.service.close()
 
     with_engine(story)
+
+
+def test_a_session_is_not_denied_before_the_engine_has_said_what_it_has() -> None:
+    """A client that resumes as soon as a restarted server listens would give its session up."""
+
+    async def main() -> None:
+        service = Engine().service
+        with pytest.raises(Problem) as caught:
+            await service.find("ann", "s")
+        assert (caught.value.status, caught.value.code) == (503, "engine_unavailable")
+
+    asyncio.run(main())

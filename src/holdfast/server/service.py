@@ -315,8 +315,9 @@ class Service:
     async def find(self, tenant: str, name: str) -> SessionRecord:
         """A tenant's session, or the problem that says why there is none."""
         record = await self.known(tenant, require_name(name, "session_id"))
-        if record is None and not self.link.complete and not self.table.has_gone(tenant, name):
-            raise engine_unavailable()  # It may be where nobody can be asked.
+        told = self._prompts is not None and self.link.complete  # Every engine has said what it has.
+        if record is None and not told and not self.table.has_gone(tenant, name):
+            raise engine_unavailable()
         return self.table.find(tenant, name) if record is None else record
 
     async def close_session(self, caller: Caller, name: str) -> None:
