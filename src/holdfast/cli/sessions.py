@@ -26,7 +26,7 @@ from holdfast.cli.terminal import heard_tokens, printable
 from holdfast.client import Client, HoldfastError
 from holdfast.client.calls import DEFAULT_URL
 from holdfast.client.values import LISTENING, SessionChange, SessionView
-from holdfast.engine.durable.places import is_database, shown
+from holdfast.engine.durable.places import fault_of, is_database, shown
 from holdfast.engine.durable.records import JournalError, StoredSession
 from holdfast.engine.durable.store import JournalInUse
 from holdfast.engine.durable.stores import open_store, read_log, read_sessions, read_vocabulary
@@ -68,6 +68,8 @@ def _errors_in_one_line(journal: str) -> Iterator[None]:
 
 def _read(journal: str) -> list[StoredSession]:
     if not is_database(journal):
+        if fault := fault_of(journal):
+            raise JournalError(f"--journal {fault}")
         if not Path(journal).exists():
             raise JournalError(f"{journal} does not exist; `holdfast serve --journal {journal}` creates it")
         if not Path(journal).is_file():
