@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -136,12 +136,8 @@ def list_sessions(
         for session in sessions:
             typer.echo(json.dumps(_described(session)))
         return
-    counted = "1 session" if len(sessions) == 1 else f"{len(sessions)} sessions"
-    table = Table(caption=_plain(f"{counted} in {shown(journal)}"))
-    for heading in ("session", "created", "from"):
-        table.add_column(heading)
-    for heading in ("turns", "tokens", "on disk"):
-        table.add_column(heading, justify="right")
+    texts, numbers = ("session", "created", "from"), ("turns", "tokens", "on disk")
+    table = _table(len(sessions), f"in {shown(journal)}", texts, numbers)
     for session in sessions:
         created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(session.created))
         held = f"{session.snapshot.length} tokens" if session.snapshot is not None else ""
@@ -159,16 +155,22 @@ def _list_open(url: str, api_key: str | None, as_json: bool) -> None:
         for session in sessions:
             typer.echo(json.dumps(_described_open(session)))
         return
-    counted = "1 session" if len(sessions) == 1 else f"{len(sessions)} sessions"
-    table = Table(caption=_plain(f"{counted} on {url}"))
-    for heading in ("session", "state", "tier"):
-        table.add_column(heading)
-    for heading in ("turns", "tokens", "heard"):
-        table.add_column(heading, justify="right")
+    texts, numbers = ("session", "state", "tier"), ("turns", "tokens", "heard")
+    table = _table(len(sessions), f"on {url}", texts, numbers)
     for session in sessions:
         counts = (str(session.turns), str(session.tokens_known), heard_tokens(session))
         table.add_row(_plain(session.id), session.state, session.tier, *counts)
     Console().print(table)
+
+
+def _table(count: int, where: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    """An empty table of sessions: columns of texts, then columns of numbers."""
+    table = Table(caption=_plain(f"{count} session{'' if count == 1 else 's'} {where}"))
+    for heading in texts:
+        table.add_column(heading)
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table
 
 
 def _described_open(session: SessionView) -> dict[str, Any]:
