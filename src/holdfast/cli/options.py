@@ -32,6 +32,7 @@ __all__ = [
     "NAMED_MODEL",
     "PROCESS_OPTIONS",
     "SAMPLING_OPTIONS",
+    "SERVED_MODEL",
     "SERVER_OPTIONS",
     "Option",
     "as_arguments",
@@ -394,6 +395,10 @@ COMPANIONS = {"durability": "journal", "disk_limit": "disk", "snapshot_seconds":
 """Options that need another one."""
 
 MODEL = "model"
+SERVED_MODEL = Annotated[
+    str,
+    typer.Argument(help="Model directory, .gguf file, model name, or echo.", envvar="HOLDFAST_MODEL"),
+]
 NAMED_MODEL = Annotated[
     str | None,
     typer.Option("--model", metavar="MODEL", help="The same as the MODEL argument.", show_default=False),

@@ -6,21 +6,22 @@ Reads and checks the options, then imports and runs the server.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from holdfast.cli.options import (
     NAMED_MODEL,
+    SERVED_MODEL,
     chosen_model,
     on_the_line,
     require_companions,
     takes_options,
 )
-from holdfast.cli.progress import StartProgress
 from holdfast.cli.refusals import UNUSABLE, WRONG, refusal
+from holdfast.cli.starting import starting
 from holdfast.engine.options import OptionError, make_options
-from holdfast.engine.pull import DEFAULT_MODEL, PullError
+from holdfast.engine.pull import DEFAULT_MODEL
 from holdfast.server.options import ServerOptions
 
 __all__ = ["app"]
@@ -46,13 +47,7 @@ HELP = (
 @takes_options
 def serve(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="Model directory, .gguf file, model name, or echo.",
-            envvar="HOLDFAST_MODEL",
-        ),
-    ] = DEFAULT_MODEL,
+    model: SERVED_MODEL = DEFAULT_MODEL,
     named_model: NAMED_MODEL = None,
     engine_options: dict[str, Any] | None = None,
     server_options: dict[str, Any] | None = None,
@@ -84,39 +79,11 @@ def _run(model: str, engine: dict[str, Any], server: ServerOptions) -> int:
     """Serve until a signal arrives; an error at the start is printed as one line."""
     serving = import_module("holdfast.server.serve")
     unable = import_module("holdfast.server.link.supervisor").EngineUnable
-    progress = LoadProgress(model)
-    try:
-        return int(serving.run(model, engine, server, progress))
-    except OptionError as error:
-        raise refusal("serve", error.typed, WRONG) from error
-    except unable as error:
-        raise refusal("serve", str(error), UNUSABLE if error.model else WRONG) from error
-    except (PullError, ValueError) as error:
-        raise refusal("serve", str(error), WRONG) from error
-    finally:
-        progress.stop()
-
-
-class LoadProgress:
-    """Progress bars while a model is downloaded and loaded and while its sessions are written to disk."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._shown: StartProgress | None = None
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """Update the bar of a stage."""
-        if self._shown is None:
-            self._shown = StartProgress(self._model).__enter__()
-        self._shown(stage, done, total)
-        if stage in ("load", "capture", "spill") and done >= total:
-            self.stop()
-
-    def stop(self) -> None:
-        """Remove the bars."""
-        if self._shown is not None:
-            self._shown.__exit__(None, None, None)
-            self._shown = None
+    with starting("serve", model) as progress:
+        try:
+            return int(serving.run(model, engine, server, progress))
+        except unable as error:
+            raise refusal("serve", str(error), UNUSABLE if error.model else WRONG) from error
 
 
 def make_server_options(stated: dict[str, Any]) -> ServerOptions:

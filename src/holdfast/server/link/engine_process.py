@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.engine.durable.places import without_credentials
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pauses import bound_pauses
 from holdfast.engine.pull import ECHO_MODELS, resolve_model
@@ -200,7 +201,7 @@ def run(model: str, engine_options: dict[str, Any], options: EngineProcessOption
     host, port = bound.getsockname()[:2]
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     name = options.engine_id or f"{socket.gethostname()}:{port}"
-    about = EngineHost(commands, path, name, dict(engine_options))
+    about = EngineHost(commands, path, name, without_credentials(engine_options))
     peers = Peers(bound, context, about, options.link_seconds)
     worker = SharedWorker(peers, commands, options.drain_seconds)
     for number in (signal.SIGTERM, signal.SIGINT):
