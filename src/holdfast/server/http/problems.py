@@ -226,6 +226,8 @@ def turn_failed(reason: str) -> Problem:
     """A turn that failed on the engine; its session is rolled back to the state before it."""
     if reason == "numeric_error":
         return Problem(500, reason, "the model's output was not a number; the turn was rolled back")
+    if reason == "session_moved":
+        return from_refusal(reason, "", None)
     if reason.startswith("constraint:"):
         said = "the answer's grammar exceeded a limit, or allowed nothing more; the turn was rolled back"
         return Problem(400, "constraint_failed", said)
