@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.test_serving import engine_ids, retried, rounds
+from tests.cluster.test_serving import engine_ids, kill, retried, rounds
 from tests.databases import run_sql
 from tests.models.small import conversation, write_small_model
 from tests.preloaded import commands
@@ -150,6 +150,26 @@ def test_a_drain_hands_sessions_over_with_their_memory(apart: Apart, tmp_path: P
         known = first[name]["usage"]["prompt_tokens"] + first[name]["usage"]["completion_tokens"]
         assert usage["cached_tokens"] >= known - 1, "its memory came with it"
         assert api.state(name)["engine"] == "e1"
+
+
+def test_a_restarted_engine_reads_its_files_when_sessions_are_claimed(apart: Apart, tmp_path: Path) -> None:
+    model = write_small_model(tmp_path / "model")
+    shared = Movable(apart, tmp_path, model, engines=2, apis=1)
+    api = shared.apis[0]
+    name = api.open("kept")
+    first = api.say(name, "one two three", **GREEDY)
+    target = f"e{1 - shared.of(name)}"
+    shared.move(name, target)
+    number = int(target[1])
+    address = shared.engines[number].address
+    kill(shared, number)
+    shared.engines[number] = shared.engine(target, address)
+    apart.connected(api, 2)
+    turn = {"input": "four", **GREEDY}
+    said = retried(lambda: api.post(f"/v1/sessions/{name}/turns", turn)).json()
+    known = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
+    assert said["usage"]["cached_tokens"] == known, "the file that came with the move was kept"
+    assert api.state(name)["engine"] == target
 
 
 def test_a_move_is_abandoned_without_loss_if_the_other_engine_dies(apart: Apart, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Claims: sessions of the journal that this engine takes over, read one by one when they are needed.
 
-A claim is a question to the store, which the journal's thread asks; steps go on meanwhile. Its answer is
-collected between two steps: a session that is this engine's now is opened with its history, and computed
+A claim is a question to the store, which the journal's thread asks; steps go on meanwhile, and claims that
+come meanwhile are made together, so that commits wait for few statements. Its answer is collected between
+two steps: a session that is this engine's now is opened with its history, and computed
 again with its next turn, or read from a snapshot. Verbs that would open a session of the same name wait.
 Sessions whose owner has ended and that nobody asks for are claimed a few at a time (`sweep`), so that their
 time to live ends. Used by the verbs; there is none without a store that several engines write.
@@ -34,6 +35,9 @@ UNCLAIMED_SECONDS = 20.0
 SWEPT_MAX = 16
 """Sessions that one sweep claims."""
 
+CLAIMED_MAX = 64
+"""Sessions that one question to the store claims."""
+
 ROOM_SHARE = 0.9
 """The share of its sessions up to which an engine sweeps."""
 
@@ -58,7 +62,19 @@ class Question(NamedTuple):
 class SessionClaims:
     """The claims of one engine."""
 
-    __slots__ = ("_after", "_asked", "_claiming", "_loop", "_settled", "_store", "_sweep_at", "_sweeping")
+    __slots__ = (
+        "_after",
+        "_asked",
+        "_claiming",
+        "_in_flight",
+        "_loop",
+        "_settled",
+        "_store",
+        "_sweep_at",
+        "_sweeping",
+        "_unheard",
+        "_wanted",
+    )
 
     def __init__(self, loop: EngineLoop, store: OwningStore) -> None:
         self._loop = loop
@@ -66,6 +82,10 @@ class SessionClaims:
         self._asked: deque[Question] = deque()
         self._claiming: dict[str, list[Told]] = {}
         """Sessions that are being claimed, and who is told."""
+        self._wanted: deque[str] = deque()
+        """Sessions that the next question claims."""
+        self._unheard: set[str] = set()
+        self._in_flight = False
         self._settled: dict[str, list[Callable[[], None]]] = {}
         """What waits for the end of a claim."""
         self._sweep_at = loop.now() + SWEEP_SECONDS
@@ -107,8 +127,18 @@ class SessionClaims:
             told(Found(refusal=TooManySessions("the engine has its maximum of open sessions")))
             return
         self._claiming[name] = [told]
-        names, lost = [name], list(unheard)
-        self.ask(lambda: self._store.take_over(names, lost), lambda future: self._claimed(name, future))
+        self._wanted.append(name)
+        self._unheard.update(unheard)
+        self._ask_for_some()
+
+    def _ask_for_some(self) -> None:
+        """Claim what is wanted, unless a question is in flight: then it is claimed after that."""
+        if self._in_flight or not self._wanted:
+            return
+        self._in_flight = True
+        names = [self._wanted.popleft() for _ in range(min(CLAIMED_MAX, len(self._wanted)))]
+        unheard, self._unheard = self._unheard, set()
+        self.ask(lambda: self._store.take_over(names, unheard), lambda future: self._claimed(names, future))
 
     def locate(self, name: str, told: Callable[[Home | None], None]) -> None:
         """Find the owner of a session; None if it does not exist, or the store cannot be asked."""
@@ -144,21 +174,25 @@ class SessionClaims:
     def _is_here(self, name: str) -> bool:
         return name in self._loop.session_log.sessions and name in self._loop.scheduler.registry.sessions
 
-    def _claimed(self, name: str, future: Future[Taken]) -> None:
-        waiting = self._claiming.pop(name, [])
+    def _claimed(self, names: Collection[str], future: Future[Taken]) -> None:
+        self._in_flight = False
+        taken, refusal = Taken([], {}), None
         try:
-            found = self._taken(name, future.result())
+            taken = future.result()
         except JournalError as error:
-            found = Found(refusal=JournalUnavailable(str(error)))
-        for told in waiting:
-            told(found)
-        for act in self._settled.pop(name, ()):
-            act()
-
-    def _taken(self, name: str, taken: Taken) -> Found:
-        """Open a session that was claimed."""
+            refusal = JournalUnavailable(str(error))
         for stored in taken.sessions:
             self._open(stored)
+        for name in names:
+            found = self._found(name, taken) if refusal is None else Found(refusal=refusal)
+            for told in self._claiming.pop(name, ()):
+                told(found)
+            for act in self._settled.pop(name, ()):
+                act()
+        self._ask_for_some()
+
+    def _found(self, name: str, taken: Taken) -> Found:
+        """What became of one session of a claim."""
         if self._is_here(name):
             return Found(here=True)
         reason = self._loop.session_log.unrecovered.get(name)

@@ -58,6 +58,7 @@ STATUS_OF_CODE = {
     "journal_unavailable": 503,
     "session_moved": 503,
     "engine_draining": 503,
+    "engine_not_found": 404,
     "invalid_grammar": 400,
     "unsupported_grammar": 400,
     "grammar_too_large": 400,

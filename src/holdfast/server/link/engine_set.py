@@ -124,6 +124,8 @@ class EngineSet:
         self.directory: Directory = AskedDirectory(self._look_up)
         self._volatile: dict[str, str] = {}
         """Engines of chats' sessions, by name: no other API process knows of these."""
+        self._left: dict[str, str] = {}
+        """Where sessions were that are looked for: an engine that was restarted may have their files."""
         self.events = ClusterEvents()
         self._pictures = JoinedPictures()
         self._ready = asyncio.Event()
@@ -252,8 +254,6 @@ class EngineSet:
         """An engine serves."""
         self.events.add("up", self.engines[address].name)
         if self.shared:
-            for session in self.directory.owned(address):
-                self.directory.forget(session)
             self._observer.engine_ready(ready, None)
             self._ready.set()
             return
@@ -309,7 +309,7 @@ class EngineSet:
     async def _look_up(self, session: str) -> tuple[str, wire.StoredSession] | None:
         """Ask for a session at all engines, or at one that finds it in their journal."""
         if self.shared:
-            before = self.directory.owner(session)
+            before = self._left.pop(session, None) or self.directory.owner(session)
             found = await self._finder.in_journal(session, before)
             if found is not None and before not in (None, found[0]):
                 self.events.add("taken over", self.engines[found[0]].name, session=session)
@@ -327,6 +327,7 @@ class EngineSet:
             return False
         if self.directory.owner(session) == engine.address:
             self.directory.forget(session)
+            self._left[session] = engine.address
         return True
 
     def _roomiest(self) -> RemoteEngine:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import msgspec
 
@@ -90,10 +90,10 @@ class Finder:
         None if there is no such session. Raises `engine_unavailable` if its engine cannot be reached and has
         not ended.
         """
-        patience = Patience()
-        engine = self._claimer(before)
+        patience, full = Patience(), set[str]()
+        engine = self._claimer(before, full)
         while True:
-            answer = await self._claimed(engine, session, patience)
+            answer = await self._claimed(engine, session, patience, full)
             if answer is not None:
                 found = msgspec.convert(answer.answer, wire.Found | None)
                 if found is None:
@@ -106,26 +106,32 @@ class Finder:
                     continue
             if not await patience.pause():
                 raise engine_unavailable()
-            engine = self._claimer(before)
+            engine = self._claimer(before, full)
 
-    async def _claimed(self, engine: RemoteEngine, session: str, patience: Patience) -> wire.Done | None:
-        """Ask an engine; None if it is to be asked again, or another one."""
+    async def _claimed(
+        self, engine: RemoteEngine, session: str, patience: Patience, full: set[str]
+    ) -> wire.Done | None:
+        """Ask an engine; None if it is to be asked again, or another one. `full` ones have no room for it."""
         lost = [each.name for each in self._engines.values() if not each.up and each.welcome is not None]
         try:
             return await self._ask(engine, wire.Claim(0, session, lost))
         except Problem as problem:
             if problem.code not in ("engine_lost", "engine_unavailable", "too_many_sessions"):
                 raise
+            if problem.code == "too_many_sessions":
+                full.add(engine.address)
             if not await patience.pause():
                 raise
             return None
 
-    def _claimer(self, before: str | None) -> RemoteEngine:
+    def _claimer(self, before: str | None, full: Collection[str]) -> RemoteEngine:
         """The engine that is to take a session over: where it was, if that is up again, or most room."""
         known = None if before is None else self._engines.get(before)
-        if known is not None and known.up and not known.draining:
+        if known is not None and known.up and not known.draining and before not in full:
             return known
-        up = [engine for engine in self._engines.values() if engine.up]
+        up = [engine for engine in self._engines.values() if engine.up and engine.address not in full]
+        if not up:
+            up = [engine for engine in self._engines.values() if engine.up]
         chosen = roomiest(up) or (up[0] if up else None)
         if chosen is None:
             raise engine_unavailable()

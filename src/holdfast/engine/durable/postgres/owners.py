@@ -152,7 +152,10 @@ def lives(connection: Connection) -> list[LifeRow]:
         "FROM holdfast.lives l LEFT JOIN holdfast.sessions s ON s.owner = l.life GROUP BY l.life "
         "HAVING l.state IN ('live', 'draining') OR count(s.id) > 0 ORDER BY l.life"
     )
-    return [LifeRow(*row[:4], round(row[4], 3), *row[5:]) for row in rows]
+    return [
+        LifeRow(life, name, address, state, round(lease, 3), owned, epoch)
+        for life, name, address, state, lease, owned, epoch in rows
+    ]
 
 
 def count_of(connection: Connection, tenant: str) -> int:
