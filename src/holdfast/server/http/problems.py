@@ -86,6 +86,7 @@ WORDS_OF_CODE = {
     "bad_max_tokens": "must be at least 0",
     "history_repeated": "the session already has its history: send only new messages, without assistant "
     "messages and without a leading system message, or set append_history to append them anyway",
+    "engine_not_found": "there is no other engine of this name that takes sessions",
     "journal_unavailable": "the journal cannot be written; try again later",
     "session_moved": "the session belongs to another server now; send the request again",
 }

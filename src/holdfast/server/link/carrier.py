@@ -210,7 +210,7 @@ class Carrier:
             fields = (header.model, header.layout, header.length, header.tokens)
             link.post(wire.Stage(call, session, *fields, size))
             link.answer(call)
-            done = 0
+            done, last = 0, call
             while done < size:
                 portion = os.pread(descriptor, min(PORTION_BYTES, size - done), done)
                 if not portion:

@@ -138,4 +138,4 @@ class ClusterControl:
 
 def _units(report: dict[str, Any]) -> int:
     held = report["memory"]
-    return max(1, *(held[name]["units"] for name in ("full", "window", "state")))
+    return max(1, *(int(held[name]["units"]) for name in ("full", "window", "state")))

@@ -396,21 +396,9 @@ class EngineSet:
         over: Callable[[], None] | None = None,
     ) -> wire.Done:
         """Send a command to the engine that it concerns, and wait for its answer."""
-        once, patience = Once(over), Patience()
-        while True:
-            try:
-                if isinstance(command, wire.Ask) and command.what in AT_ALL:
-                    return await self._ask_all(command)
-                engine = await self._for(command)
-            except BaseException:
-                once()
-                raise
-            try:
-                done = await self._call_at(engine, command, number, heard, once)
-                break
-            except Problem as problem:
-                if not await self._again(problem, _session_of(command), engine, patience):
-                    raise
+        if isinstance(command, wire.Ask) and command.what in AT_ALL:
+            return await self._ask_all(command)
+        engine, done = await self._call_owner(command, number, heard, Once(over))
         if isinstance(command, wire.Fork) and done.view is None:
             await self.finds(done.answer)  # The fork was made before, and is at another engine by now.
         match command:
@@ -419,6 +407,27 @@ class EngineSet:
             case wire.Ask(what=Question.SESSION):
                 return msgspec.structs.replace(done, answer={**done.answer, "engine": engine.name})
         return done
+
+    async def _call_owner(
+        self,
+        command: wire.Command,
+        number: int,
+        heard: Callable[[wire.Done], None] | None,
+        over: Callable[[], None],
+    ) -> tuple[RemoteEngine, wire.Done]:
+        """Send a command to the engine that it concerns: the engine, and its answer."""
+        patience = Patience()
+        while True:
+            try:
+                engine = await self._for(command)
+            except BaseException:
+                over()
+                raise
+            try:
+                return engine, await self._call_at(engine, command, number, heard, over)
+            except Problem as problem:
+                if not await self._again(problem, _session_of(command), engine, patience):
+                    raise
 
     async def _for(self, command: wire.Command) -> RemoteEngine:
         """The engine that a command concerns."""

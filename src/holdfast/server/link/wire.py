@@ -14,9 +14,14 @@ from typing import Any
 import msgspec
 
 from holdfast.server.dialects import wire_fields
-from holdfast.server.link.cluster_wire import Claim, Drain, HandOver, Portion, Stage
+from holdfast.server.link import cluster_wire
 
 SamplingFields = wire_fields.SamplingFields
+Claim = cluster_wire.Claim
+Drain = cluster_wire.Drain
+HandOver = cluster_wire.HandOver
+Portion = cluster_wire.Portion
+Stage = cluster_wire.Stage
 
 PROTOCOL = 2
 """The version of these messages; over TCP both ends must have the same."""
