@@ -31,11 +31,19 @@ READY = wire.Pulse(0, 0, 0, 0, {}, [], 0)
 class Engine:
     """What peers need of an engine."""
 
+    later: tuple[wire.Elsewhere, ...] = ()
+
     def welcome(self, greeting: wire.Greeting) -> wire.Welcome | str:
         return wire.Welcome(wire.PROTOCOL, "e", "life", greeting.model)
 
     def introduction(self) -> list[wire.Report]:
         return [READY]
+
+    def pulse(self) -> wire.Pulse:
+        return READY
+
+    def untold(self) -> Iterator[wire.Elsewhere]:
+        yield from self.later
 
     def stored(self, name: str) -> wire.StoredSession | None:
         return STORED if name == VIEW.name else None

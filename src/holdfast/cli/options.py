@@ -338,6 +338,12 @@ PROCESS_OPTIONS: tuple[Option, ...] = (
     Option("listen", str, "HOST:PORT to listen on for API processes; port 0 takes a free one."),
     *LINK_OPTIONS,
     Option("engine_id", str, "Name of the engine in reports (default: the host's name and the port)."),
+    Option("advertise", str, "HOST:PORT where other engines reach this one (default: where it listens)."),
+    Option(
+        "tenant_sessions",
+        int,
+        "Maximum number of open sessions per key over all engines that share a journal in PostgreSQL.",
+    ),
     *(
         option
         for option in SERVER_OPTIONS

@@ -34,7 +34,19 @@ log = logging.getLogger("holdfast.server")
 
 PUBLIC = ("/", "/health", "/health/ready", "/ping", "/favicon.ico")
 PUBLIC_PREFIXES = ("/web/",)
-ADMIN = ("/metrics", "/flush_cache", "/reset_prefix_cache", "/get_server_info", "/server_info", "/v1/storm")
+ADMIN = (
+    "/metrics",
+    "/flush_cache",
+    "/reset_prefix_cache",
+    "/get_server_info",
+    "/server_info",
+    "/v1/storm",
+    "/v1/cluster",
+    "/v1/cluster/drain",
+    "/v1/cluster/events",
+    "/v1/cluster/move",
+    "/v1/cluster/rebalance",
+)
 GET_WITH_EFFECTS = ("/flush_cache", "/health_generate")
 """Paths where GET has side effects."""
 READING = ("GET", "HEAD", "OPTIONS")
