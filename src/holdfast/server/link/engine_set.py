@@ -18,7 +18,7 @@ import logging
 import secrets
 import ssl
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -106,6 +106,8 @@ class EngineSet:
         observer: EngineSetObserver,
     ) -> None:
         self._observer = observer
+        self._context = context
+        self._link_seconds = link_seconds
         self._identity = secrets.token_hex(16)
         self._prefix = 1 + secrets.randbelow((1 << (63 - wire.CALL_BITS)) - 1)
         self._numbers = itertools.count(self._prefix << wire.CALL_BITS)
@@ -116,33 +118,60 @@ class EngineSet:
         self._pictures = JoinedPictures()
         self._ready = asyncio.Event()
         self._stopped = asyncio.Event()
-        self.engines = {
-            address: RemoteEngine(
-                address,
-                EngineClient(Seat(self, observer, address), self._numbers, turn_lost),
-                context,
-                link_seconds,
-                self._greeting,
-                self._judge,
-            )
-            for address in addresses
-        }
+        self._changed = asyncio.Event()
+        self.engines: dict[str, RemoteEngine] = {}
+        self.change(addresses)
 
     # --- the links --------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Keep links to all engines until `stop`."""
-        links = [asyncio.create_task(engine.run()) for engine in self.engines.values()]
+        links: dict[RemoteEngine, asyncio.Task[None]] = {}
         stopped = asyncio.create_task(self._stopped.wait())
         try:
-            await asyncio.wait([*links, stopped], return_when=asyncio.FIRST_COMPLETED)
-            for link in links:
-                if link.done():
-                    link.result()  # It ends only by a mistake.
+            while not stopped.done():
+                self._changed.clear()
+                kept = list(self.engines.values())
+                ended = [links.pop(engine) for engine in list(links) if engine not in kept]
+                for link in ended:
+                    link.cancel()
+                await asyncio.gather(*ended, return_exceptions=True)
+                links |= {each: asyncio.create_task(each.run()) for each in kept if each not in links}
+                changed = asyncio.create_task(self._changed.wait())
+                waited = [*links.values(), stopped, changed]
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                for link in links.values():
+                    if link.done():
+                        link.result()  # It ends only by a mistake.
         finally:
-            for task in (*links, stopped):
+            for task in (*links.values(), stopped):
                 task.cancel()
-            await asyncio.gather(*links, stopped, return_exceptions=True)
+            await asyncio.gather(*links.values(), stopped, return_exceptions=True)
+
+    def change(self, addresses: Sequence[str], moved: Mapping[str, str] | None = None) -> None:
+        """Use the engines at these addresses from now on, and no others.
+
+        `moved` names the new addresses of engines that serve elsewhere now: their sessions are there.
+        """
+        engines = {each: self.engines.get(each) or self._engine(each) for each in addresses}
+        for address in self.engines.keys() - engines.keys():
+            for session in self.directory.owned(address):
+                self.directory.forget(session)
+                if (new := (moved or {}).get(address)) is not None:
+                    self.directory.note(session, new)
+        self.engines = engines  # A new table: others may be going through the old one.
+        self._changed.set()
+
+    def _engine(self, address: str) -> RemoteEngine:
+        return RemoteEngine(
+            address,
+            EngineClient(Seat(self, self._observer, address), self._numbers, turn_lost),
+            self._context,
+            self._link_seconds,
+            self._greeting,
+            self._judge,
+        )
 
     async def wait_ready(self) -> None:
         """Wait until an engine serves."""
@@ -212,7 +241,8 @@ class EngineSet:
     def own(self, session: str, address: str) -> bool:
         """An engine says that it has a session; False if another one has it."""
         owner = self.directory.owner(session)
-        if owner is not None and owner != address and self.engines[owner].up:
+        other = None if owner in (None, address) else self.engines.get(owner or "")
+        if other is not None and other.up:
             fields = {"session": session, "engine": address, "kept": owner}
             log.error("two engines have a session of one name", extra={"fields": fields})
             return False
