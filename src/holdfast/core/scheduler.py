@@ -457,12 +457,13 @@ class Scheduler:
         while True:
             try:
                 copies = fall_back(sequence, known)
-                break
             except OutOfUnits as shortfall:
                 if not self.pressure.make_room(shortfall, session, may_retract=False):
                     registry.give_up(session)
-        registry.in_flight.add_copies(copies, session)
-        sequence.tokens.cut(known)
+                continue
+            registry.in_flight.add_copies(copies, session)
+            sequence.tokens.cut(known)
+            return
 
     def spill(self, session_id: str, now: float, tier: Tier | None = None) -> bool:
         """Move an idle session's memory to another tier by hand, or to that one; False without room."""
