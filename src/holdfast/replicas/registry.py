@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
-
-import ray
 
 from holdfast.cluster.slots import Slots
 
@@ -112,7 +111,7 @@ class Registry:
 
 def open_registry(application: str) -> Any:
     """The registry of an application; started if there is none."""
-    kind = ray.remote(Registry)
+    kind = import_module("ray").remote(Registry)
     return kind.options(
         name=f"{application}-{REGISTRY}",
         namespace=NAMESPACE,
