@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 from holdfast.cluster.slots import SETTLE_SECONDS, SILENCE_SECONDS, Slots
 
 
-def fresh() -> Slots:
-    return Slots(0.0, settle=0.0)
+def fresh(expected: int = 9) -> Slots:
+    slots = Slots(0.0, settle=0.0)
+    slots.expect(expected)
+    return slots
 
 
 def test_new_engines_get_the_next_numbers() -> None:
@@ -31,13 +33,14 @@ def test_a_successor_takes_the_lowest_name_that_is_free() -> None:
     assert slots.take("e", 1.0) == 2
 
 
-def test_a_successor_waits_for_one_that_drains() -> None:
-    slots = fresh()
+def test_a_successor_waits_for_the_name_of_the_one_that_it_replaces() -> None:
+    slots = fresh(1)
     slots.take("a", 0.0)
-    slots.hold("a", 0, "m:0", 0.0, draining=True)
-    assert slots.take("b", 1.0) is None
+    slots.hold("a", 0, "m:0", 0.0)
+    assert slots.take("b", 1.0) is None, "it drains, or is dead and not known to be"
     slots.release("a")
     assert slots.take("b", 1.0) == 0
+    assert Slots(0.0, settle=0.0).take("c", 0.0) is None, "nobody has said how many there should be"
 
 
 def test_a_silent_engine_loses_its_name_and_is_told_so() -> None:
@@ -53,8 +56,10 @@ def test_a_silent_engine_loses_its_name_and_is_told_so() -> None:
 
 def test_a_table_that_was_lost_listens_first() -> None:
     slots = Slots(100.0)
+    slots.expect(2)
     assert slots.take("new", 100.0) is None
     assert slots.hold("old", 0, "m:0", 101.0)
+    assert not slots.settled(101.0)
     assert slots.take("new", 100.0 + SETTLE_SECONDS) == 1
 
 
@@ -65,14 +70,14 @@ def test_names_beyond_the_number_of_engines_are_forgotten_if_nobody_has_them() -
         slots.hold(holder, number, f"m:{number}", 0.0)
     slots.release("b")
     slots.release("d")
-    slots.shrink(3)
+    slots.expect(3)
     assert list(slots.addresses()) == ["engine-0", "engine-1", "engine-2"]
-    slots.shrink(1)
+    slots.expect(1)
     assert list(slots.addresses()) == ["engine-0", "engine-2"], "those that are held stay"
 
 
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(["take", "hold", "drain", "release", "wait"]), st.integers(0, 5)), max_size=60
+    st.tuples(st.sampled_from(["take", "hold", "release", "wait"]), st.integers(0, 5)), max_size=60
 )
 
 
@@ -92,8 +97,8 @@ def test_a_name_has_one_engine_and_an_engine_one_name(events: list[tuple[str, in
                 alive = [other for other in believed if now - heard[other] <= SILENCE_SECONDS]
                 assert number not in [believed[other] for other in alive]
                 believed[holder], heard[holder] = number, now
-        elif kind in ("hold", "drain") and holder in believed:
-            if slots.hold(holder, believed[holder], f"m:{who}", now, kind == "drain"):
+        elif kind == "hold" and holder in believed:
+            if slots.hold(holder, believed[holder], f"m:{who}", now):
                 heard[holder] = now
             else:
                 assert now - heard[holder] > SILENCE_SECONDS, "nobody loses a name that it holds"

@@ -4,7 +4,6 @@ Engines, replicas, API processes, HAProxy and Ray's own helpers are killed under
 no answer. What was answered must be stored once, as it was answered.
 """
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -12,12 +11,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from websockets.sync.client import connect
 
 from tests.databases import new_place
 from tests.ray import cluster
 from tests.ray.cluster import API_REPLICA, ENGINE, ENGINE_REPLICA, ENGINES, Talk, kill, processes, until
 from tests.server.serving import ADMIN_KEY, Server
+from tests.server.talking import Talk as RealtimeTalk
 from tests.server.test_sessions import events_of
 
 
@@ -64,10 +63,9 @@ def test_sessions_streams_and_sockets_through_haproxy(server: Server) -> None:
     ) as answer:
         events = events_of(answer)
     assert events[-1][0] == "done"
-    url = server.url.replace("http://", "ws://")
-    with connect(f"{url}/v1/realtime?session={name}") as socket:
-        opened = json.loads(socket.recv(30))
-    assert opened["turns"] == 2
+    with RealtimeTalk(server) as live:
+        live.open("live")
+        assert live.turn("three")["turns"] == 1
     assert {httpx.get(f"{server.url}/v1/sessions/{name}").json()["turns"] for _ in range(6)} == {2}
     metrics = server.get("/metrics", headers={"Authorization": f"Bearer {ADMIN_KEY}"}).text
     for number in range(ENGINES):
@@ -124,10 +122,9 @@ def test_the_head_dies_and_another_cluster_goes_on(tmp_path: Path) -> None:
     for round_number in range(5):
         server = cluster.start(journal)
         talk = Talk(server, journal, 6, seed=round_number)
-        talk.conversations[0].name
         talk.goes_on(10)
         kill(processes(server, "gcs_server")[0])
-        talk.goes_on(10)
+        talk.goes_on(10)  # Requests need nothing of the head.
         answers += talk.check()
         server.process.kill()
         server.process.wait()

@@ -68,7 +68,11 @@ def test_a_dead_engine_and_one_that_is_silent(keys: Path) -> None:
                 await asyncio.sleep(0.01)
             os.kill(runner.process_id, signal.SIGKILL)
             assert await runner.ended() == -signal.SIGKILL
-        assert runner.problem() == f"engine-0 ended with status {-signal.SIGKILL}"
+            assert runner.problem() == f"engine-0 ended with status {-signal.SIGKILL}"
+            before = runner.process_id
+            await runner.restart()
+            await told(runner)
+            assert (runner.problem(), runner.process_id != before) == (None, True)
         await runner.close()
 
     asyncio.run(main())

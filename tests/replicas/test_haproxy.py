@@ -21,6 +21,8 @@ frontend prometheus
 frontend http_frontend
     bind *:8000
     use_backend http-holdfast if is_http-holdfast
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path not found."
 backend http-holdfast
     server one 127.0.0.1:30000 check
 listen stats
@@ -42,7 +44,10 @@ def test_only_the_service_stays_open() -> None:
 
 def test_requests_that_nobody_answered_may_be_sent_again() -> None:
     lines = [line.strip() for line in rewritten(SERVE, ERRORS).splitlines() if "errorfile" in line]
-    assert lines == [f"errorfile {status} {ERRORS}" for status in (502, 503, 504)]
+    assert lines == [
+        *(f"errorfile {status} {ERRORS}" for status in (502, 503, 504)),
+        f"http-request return status 503 errorfile {ERRORS}",
+    ]
     head, _, body = UNAVAILABLE.partition("\r\n\r\n")
     assert head.startswith("HTTP/1.1 503 ")
     assert f"Content-Length: {len(body)}" in head
@@ -52,7 +57,7 @@ def test_nothing_else_changes() -> None:
     before, after = SERVE.splitlines(), rewritten(SERVE, ERRORS).splitlines()
     assert len(before) == len(after)
     changed = [old.split()[0] for old, new in zip(before, after, strict=True) if old != new]
-    assert changed == ["stats", "errorfile", "errorfile", "errorfile", "bind", "bind"]
+    assert changed == ["stats", "errorfile", "errorfile", "errorfile", "bind", "http-request", "bind"]
     assert rewritten(rewritten(SERVE, ERRORS), ERRORS) == rewritten(SERVE, ERRORS)
 
 

@@ -1,10 +1,10 @@
 """Names of engines in a cluster: an engine that replaces another takes its name, and with it its sessions.
 
 A slot is a name such as `engine-0`. It is held by one engine, which says again and again that it lives; a
-holder of which nothing was heard for a time has lost its slot. A new engine takes the lowest slot that was
-released. If none was, it waits for one whose holder is draining, and takes a new number if there is none
-either. After the table was lost, slots are handed out when every holder has had time to say what it holds.
-Pure; time is an argument.
+holder of which nothing was heard for a time has lost its slot. A new engine takes the lowest slot that is
+free. If none is, and there are as many as engines are expected, it waits for one: that of an engine that
+drains, or of one that is dead and not yet known to be. After the table was lost, slots are handed out when
+every holder has had time to say what it holds. Pure; time is an argument.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class Slot:
     holder: str | None
     address: str = ""
     heard: float = 0.0
-    draining: bool = False
 
     @property
     def name(self) -> str:
@@ -43,6 +42,12 @@ class Slots:
         """`settle` is 0 for a table that was never lost."""
         self._slots: dict[int, Slot] = {}
         self._opens = now + settle
+        self.expected = 0
+        """How many engines there should be; 0 if nobody has said so yet."""
+
+    def settled(self, now: float) -> bool:
+        """Whether every holder has had time to say what it holds."""
+        return now >= self._opens
 
     def expire(self, now: float) -> list[str]:
         """Take the slots of silent holders back; returns who they were."""
@@ -53,7 +58,7 @@ class Slots:
         ]
         gone = [slot.holder or "" for slot in lost]
         for slot in lost:
-            slot.holder, slot.draining = None, False
+            slot.holder = None
         return gone
 
     def take(self, holder: str, now: float) -> int | None:
@@ -63,21 +68,21 @@ class Slots:
         if mine is not None:
             mine.heard = now
             return mine.number
-        if now < self._opens:
+        if not self.settled(now):
             return None
         free = sorted(slot.number for slot in self._slots.values() if slot.holder is None)
-        if not free and any(slot.draining for slot in self._slots.values()):
+        if not free and len(self._slots) >= self.expected:
             return None
         number = free[0] if free else max(self._slots, default=-1) + 1
         self.hold(holder, number, "", now)
         return number
 
-    def hold(self, holder: str, number: int, address: str, now: float, draining: bool = False) -> bool:
+    def hold(self, holder: str, number: int, address: str, now: float) -> bool:
         """A holder says that it lives, and where it serves; False if the slot is another's."""
         slot = self._slots.setdefault(number, Slot(number, None))
         if slot.holder not in (None, holder):
             return False
-        slot.holder, slot.heard, slot.draining = holder, now, draining
+        slot.holder, slot.heard = holder, now
         slot.address = address or slot.address
         return True
 
@@ -85,10 +90,11 @@ class Slots:
         """An engine has ended; its slot is free."""
         slot = self._of(holder)
         if slot is not None:
-            slot.holder, slot.draining = None, False
+            slot.holder = None
 
-    def shrink(self, count: int) -> None:
-        """There should be `count` engines: forget released slots beyond them, the highest first."""
+    def expect(self, count: int) -> None:
+        """There should be `count` engines: forget free slots beyond them, the highest first."""
+        self.expected = count
         for number in sorted(self._slots, reverse=True):
             if len(self._slots) <= count:
                 return

@@ -25,8 +25,9 @@ from holdfast.engine.options import make_options
 from holdfast.engine.pauses import bound_pauses
 from holdfast.replicas import surroundings
 from holdfast.replicas.plan import Plan, read_plan
-from holdfast.replicas.registry import open_registry
+from holdfast.replicas.registry import Told, open_registry
 from holdfast.replicas.serve_patches import bind_handles_to_machine, serve_http_with
+from holdfast.replicas.targets import TARGETS_PATH, MetricsTargets
 from holdfast.server.http.answers import json_answer
 from holdfast.server.http.keys import Keys
 from holdfast.server.http.problems import engine_unavailable
@@ -103,11 +104,9 @@ class ServerEnd:
 class ReplicaServing(Serving):
     """The server of an API process, with engines that come and go."""
 
-    def __init__(
-        self, plan: Plan, inner: ASGIApp, application: str, told: tuple[int, dict[str, str]]
-    ) -> None:
+    def __init__(self, plan: Plan, inner: ASGIApp, application: str, told: Told) -> None:
         """`inner` is Serve's application, `told` what the registry said first."""
-        options = served_options(plan, tuple(told[1].values()))
+        options = served_options(plan, tuple(told[2].values()))
         keys = Keys.read(options)
         most = make_options(**plan.engine).max_sessions
         options = replace(options, tenant_sessions=keys.session_limit(options.tenant_sessions, most))
@@ -117,20 +116,33 @@ class ReplicaServing(Serving):
         self._inner = inner
         self._application = application
         self._told = told
+        self._address = ""
+        self._apis: list[str] = []
 
     def build(self, service: Service) -> ASGIApp:
         """The application, with Serve's for its two paths."""
-        app, inner = super().build(service), self._inner
+        app = super().build(service)
+        own: dict[str, ASGIApp] = dict.fromkeys(SERVE_PATHS, self._health)
+        own[TARGETS_PATH] = MetricsTargets(self.keys, lambda: self._apis)
 
         async def either(scope: Scope, receive: Receive, send: Send) -> None:
-            chosen = inner if scope["type"] == "http" and scope["path"] in SERVE_PATHS else app
+            chosen = own.get(scope["path"], app) if scope["type"] == "http" else app
             await chosen(scope, receive, send)
 
         return either
 
-    async def _announce(self, service: Service, _listeners: list[socket.socket]) -> None:
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve's own answer; 503 before Serve has noticed that this replica serves."""
+        try:
+            await self._inner(scope, receive, send)
+        except AssertionError:
+            await json_answer(engine_unavailable().body(), 503)(scope, receive, send)
+
+    async def _announce(self, service: Service, listeners: list[socket.socket]) -> None:
         """Say when an engine is connected, and follow the registry."""
         assert service.engines is not None, "the engines are apart"
+        host, port = listeners[-1].getsockname()[:2]
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         following = asyncio.create_task(self._follow(service.engines))
         try:
             await service.supervisor.wait_ready()
@@ -143,15 +155,21 @@ class ReplicaServing(Serving):
     async def _follow(self, engines: EngineSet) -> None:
         """Keep links to the engines that the registry knows."""
         registry = open_registry(self._application)
-        version, known = self._told
+        version, _, known = self._told
         while True:
             try:
-                version, new = await registry.engines.remote(version)
+                version, expected, new = await registry.engines.remote(version, self._address)
+                self._apis = await registry.apis.remote()
             except ray.exceptions.RayError as error:
                 log.warning("the registry of engines cannot be asked: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            if new and new != known:
+            if len(new) < expected:
+                new = {
+                    **known,
+                    **new,
+                }  # The registry was lost with an engine, and cannot know where that was.
+            if new != known:
                 moved = {known[name]: new[name] for name in known.keys() & new.keys()}
                 engines.change(tuple(new.values()), moved)
                 known = new
@@ -164,18 +182,18 @@ def served_options(plan: Plan, addresses: tuple[str, ...]) -> ServerOptions:
     )
 
 
-async def _first_engines(application: str) -> tuple[int, dict[str, str]]:
+async def _first_engines(application: str) -> Told:
     """Wait until the registry knows an engine."""
     registry = open_registry(application)
     version: int = 0
     while True:
         try:
-            version, known = await registry.engines.remote(version)
+            version, expected, known = await registry.engines.remote(version)
         except ray.exceptions.RayError:
             await asyncio.sleep(RETRY_SECONDS)
             continue
         if known:
-            return version, known
+            return version, expected, known
 
 
 def _listen(port: int) -> list[socket.socket]:

@@ -105,9 +105,9 @@ def _serve(plan: Plan, variables: dict[str, str], signals: Signals) -> int:
     target = serve.RunTarget(application(plan), name=APPLICATION, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)
     registry = open_registry(APPLICATION)
+    registry.expect.remote(plan.cluster.replicas)
     mine = ray.get(registry.deployed.remote())
     if _wait_running(signals):
-        registry.shrink.remote(max(plan.cluster.replicas or 1, plan.cluster.max_replicas or 1))
         _announce(plan)
         while not signals.wait(LOOK_SECONDS * 5):
             pass

@@ -2,7 +2,8 @@
 
 The replica takes a name from the registry, starts the engine under it, and says every second where it is. Its
 health is the engine's. When Serve stops it (shutdown, a rolling update, fewer replicas), the engine drains.
-If the engine's process ends by itself, so does the replica, at once, and Serve starts another.
+If the engine's process ends by itself, the replica starts it again, which is faster than another replica; if
+that happens often, or fails, the replica ends, and Serve starts another, perhaps on another machine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import ray
 from ray import serve
 
 from holdfast.cluster.autoscaling import Bounds, Load, Mood, Wish, decide
-from holdfast.replicas.engine_runner import EngineCommand, EngineRunner
+from holdfast.replicas.engine_runner import EngineCommand, EngineNotStarted, EngineRunner
 from holdfast.replicas.plan import Plan, journal_of, read_plan, written
 from holdfast.replicas.registry import open_registry
 from holdfast.replicas.serve_patches import bind_handles_to_machine
@@ -28,8 +29,12 @@ __all__ = ["EngineReplica", "autoscale", "engine_command", "engine_deployment"]
 log = logging.getLogger("holdfast.replica")
 
 HOLD_SECONDS = 1.0
+START_SECONDS = 300.0
+"""How long an engine may take to start again."""
+RESTARTS_MAX = 3
+RESTARTS_WITHIN = 600.0
 TAKE_SECONDS = 0.5
-SHRINK_SECONDS = 5.0
+EXPECT_SECONDS = 5.0
 FROM_SERVER = ("api_keys", "log_level", "log_format")
 """Options of the server that an engine process takes as well."""
 BY_NAME = ("journal", "disk")
@@ -58,6 +63,7 @@ class EngineReplica:
 
     _started = False
     _ended = False
+    _restarting: float | None = None
 
     async def __init__(self, application: str, values: dict[str, Any]) -> None:  # type: ignore[misc]
         bind_handles_to_machine()
@@ -65,6 +71,7 @@ class EngineReplica:
         context = ray.get_runtime_context()
         self._holder = str(context.get_actor_id())
         self._registry = open_registry(application)
+        self._least = plan.cluster.replicas or 1
         self._number = await self._take()
         name = f"engine-{self._number}"
         host = ray.util.get_node_ip_address()
@@ -75,10 +82,10 @@ class EngineReplica:
         self._watching = asyncio.create_task(self._watch())
 
     async def _take(self) -> int:
-        """A slot; waits while those of the engines that this one replaces are draining."""
+        """A slot; waits for that of the engine that this one replaces."""
         while True:
             try:
-                number = await self._registry.take.remote(self._holder)
+                number = await self._registry.take.remote(self._holder, self._least)
             except ray.exceptions.RayActorError:
                 number = None
             if number is not None:
@@ -90,7 +97,7 @@ class EngineReplica:
         while True:
             try:
                 held = await self._registry.hold.remote(
-                    self._holder, self._number, self._runner.address, self._ended
+                    self._holder, self._number, self._runner.address, self._least
                 )
             except ray.exceptions.RayActorError as error:
                 log.warning("the registry of engines cannot be reached: %s", error)
@@ -101,15 +108,30 @@ class EngineReplica:
             await asyncio.sleep(HOLD_SECONDS)
 
     async def _watch(self) -> None:
-        """End this replica when its engine has ended by itself."""
-        status = await self._runner.ended()
-        if not self._ended:
+        """Start an engine again that has ended by itself; end if that does not help."""
+        ends: list[float] = []
+        while True:
+            status = await self._runner.ended()
+            if self._ended:
+                return
             log.error("%s ended with status %s", self._runner.name, status)
-            await self._registry.release.remote(self._holder)
-            os._exit(1)
+            now = time.monotonic()
+            ends = [*(each for each in ends if now - each < RESTARTS_WITHIN), now]
+            self._restarting = now
+            try:
+                if len(ends) > RESTARTS_MAX:
+                    raise EngineNotStarted(f"{self._runner.name} has ended {len(ends)} times")
+                await self._runner.restart()
+            except EngineNotStarted as error:
+                log.error("%s", error)
+                await self._registry.release.remote(self._holder)
+                os._exit(1)
+            self._restarting = None
 
     def check_health(self) -> None:
         """Serve's health check."""
+        if self._restarting is not None and time.monotonic() - self._restarting < START_SECONDS:
+            return
         problem = self._runner.problem()
         if problem is not None:
             raise RuntimeError(problem)
@@ -132,7 +154,6 @@ class EngineReplica:
         if not self._started or self._ended:
             return
         self._ended = True
-        await self._registry.hold.remote(self._holder, self._number, self._runner.address, True)
         await self._runner.drain()
         self._holding.cancel()
         await self._registry.release.remote(self._holder)
@@ -152,10 +173,10 @@ def autoscale(context: Any) -> tuple[int, dict[str, Any]]:
     mood = Mood(Wish(before.get("wish", 0)), before.get("since", 0.0))
     now = time.monotonic()
     target, mood = decide(loads, context.target_num_replicas, bounds, mood, now)
-    told = before.get("told", 0.0)
-    if len(context.running_replicas) == target and now - told > SHRINK_SECONDS:
-        told = now
-        open_registry(context.app_name).shrink.remote(target)
+    told = before.get("told", (0, 0.0))
+    if told[0] != target or now - told[1] > EXPECT_SECONDS:
+        told = (target, now)
+        open_registry(context.app_name).expect.remote(target)
     return target, {"wish": mood.wish.value, "since": mood.since, "told": told}
 
 

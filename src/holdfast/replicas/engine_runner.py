@@ -69,8 +69,8 @@ class EngineRunner:
         """The number of the engine's process."""
         return None if self._process is None else self._process.pid
 
-    async def start(self, environment: dict[str, str] | None = None) -> None:
-        """Start the process and wait until it serves; `environment` adds to the command's."""
+    async def start(self) -> None:
+        """Start the process and wait until it serves."""
         command = self._command
         self._process = process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "holdfast.cli.child", str(os.getpid()), "engine"),
@@ -81,13 +81,19 @@ class EngineRunner:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, **command.environment, **(environment or {})},
+            env={**os.environ, **command.environment},
         )
         listens: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks.append(asyncio.create_task(self._read(process, listens)))
         self.address = await listens
         self._link = self._watch(self.address)
         self._tasks.append(asyncio.create_task(self._link.run()))
+
+    async def restart(self) -> None:
+        """Start again after the process has ended, under the same name."""
+        await self.close()
+        self._link = None
+        await self.start()
 
     async def _read(self, process: asyncio.subprocess.Process, listens: asyncio.Future[str]) -> None:
         """Pass the engine's log on, and find its address in it."""

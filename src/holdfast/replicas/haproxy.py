@@ -57,6 +57,8 @@ def rewritten(configuration: str, errors: Path) -> str:
                 line = f"{bind[1]}127.0.0.1:{bind[3]}{bind[4] or ''}"
         if line.lstrip().startswith("stats socket "):
             line = line.replace("mode 666", "mode 600")
+        if section == "default_backend" and line.lstrip().startswith("http-request return"):
+            line = f"    http-request return status 503 errorfile {errors}"
         lines.append(ERRORS.sub(rf"\g<1>{errors}", line))
     return "\n".join(lines) + "\n"
 

@@ -10,20 +10,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
-
-import ray
 
 from holdfast.cluster.slots import Slots
 
-__all__ = ["NAMESPACE", "REGISTRY", "Registry", "find_registry", "open_registry"]
+__all__ = ["NAMESPACE", "REGISTRY", "Registry", "Told", "open_registry"]
 
 NAMESPACE = "holdfast"
 REGISTRY = "engines"
 WAIT_SECONDS = 10.0
 TICK_SECONDS = 0.5
 
-Told = tuple[int, dict[str, str]]
+API_SECONDS = 3 * WAIT_SECONDS
+"""How long an API process that does not ask is remembered."""
+
+Told = tuple[int, int, dict[str, str]]
+"""A version; how many engines there should be; where the known ones are, by name."""
 
 
 class Registry:
@@ -36,6 +39,7 @@ class Registry:
         self._known: dict[str, str] = {}
         self._changed = asyncio.Event()
         self._deployments = 0
+        self._apis: dict[str, float] = {}
 
     async def deployed(self, number: int | None = None) -> int | bool:
         """The number of a deployment that begins; or whether deployment `number` is the last one."""
@@ -44,28 +48,47 @@ class Registry:
         self._deployments = max(self._deployments + 1, time.time_ns())
         return self._deployments
 
-    async def take(self, holder: str) -> int | None:
-        """A slot for a new engine; None if it must ask again later."""
+    async def take(self, holder: str, least: int) -> int | None:
+        """A slot for a new engine; None if it must ask again later. There are `least` engines at least."""
+        self._at_least(least)
         return self._slots.take(holder, self._clock())
 
-    async def hold(self, holder: str, number: int, address: str, draining: bool = False) -> bool:
+    async def hold(self, holder: str, number: int, address: str, least: int) -> bool:
         """An engine lives; False if its slot is another's."""
-        held = self._slots.hold(holder, number, address, self._clock(), draining)
+        self._at_least(least)
+        held = self._slots.hold(holder, number, address, self._clock())
         self._tell()
         return held
+
+    def _at_least(self, count: int) -> None:
+        if self._slots.expected < count:
+            self._slots.expect(count)
 
     async def release(self, holder: str) -> None:
         """An engine has ended."""
         self._slots.release(holder)
         self._tell()
 
-    async def shrink(self, count: int) -> None:
+    async def expect(self, count: int) -> None:
         """There should be so many engines."""
-        self._slots.shrink(count)
+        self._slots.expect(count)
         self._tell()
 
-    async def engines(self, version: int) -> Told:
-        """All engines by name, with where they are, once that is not what the caller knows."""
+    async def apis(self) -> list[str]:
+        """Where the API processes are that asked lately."""
+        now = self._clock()
+        self._apis = {each: asked for each, asked in self._apis.items() if now - asked < API_SECONDS}
+        return sorted(self._apis)
+
+    async def engines(self, version: int, api: str = "") -> Told:
+        """All engines by name, with where they are, once that is not what the caller knows.
+
+        `api` is where the caller serves, if it does.
+        """
+        if api:
+            self._apis[api] = self._clock()
+        while not self._slots.settled(self._clock()):
+            await asyncio.sleep(TICK_SECONDS)
         deadline = self._clock() + WAIT_SECONDS
         while version == self._version and self._clock() < deadline:
             try:
@@ -74,7 +97,7 @@ class Registry:
             except TimeoutError:
                 self._slots.expire(self._clock())
                 self._tell()
-        return self._version, self._known
+        return self._version, self._slots.expected, self._known
 
     def _tell(self) -> None:
         known = self._slots.addresses()
@@ -88,7 +111,7 @@ class Registry:
 
 def open_registry(application: str) -> Any:
     """The registry of an application; started if there is none."""
-    kind = ray.remote(Registry)
+    kind = import_module("ray").remote(Registry)
     return kind.options(
         name=f"{application}-{REGISTRY}",
         namespace=NAMESPACE,
@@ -99,8 +122,3 @@ def open_registry(application: str) -> Any:
         max_concurrency=10_000,
         num_cpus=0,
     ).remote()
-
-
-def find_registry(application: str) -> Any:
-    """The registry of an application; raises ValueError if there is none."""
-    return ray.get_actor(f"{application}-{REGISTRY}", namespace=NAMESPACE)
