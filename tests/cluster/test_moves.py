@@ -225,3 +225,25 @@ def test_the_operators_commands(apart: Apart, tmp_path: Path) -> None:
         retried(lambda: api.post(f"/v1/sessions/{name}/turns", {"input": "three"})).json()["text"] == "three"
     )
     assert api.state(name)["turns"] == 3
+
+
+def test_sessions_leave_an_engine_under_pressure(apart: Apart, tmp_path: Path) -> None:
+    shared = Movable(apart, tmp_path, engines=2, apis=0)
+    lone = apart.api(shared.engines[0])
+    names = [lone.open(f"s{number}") for number in range(8)]
+    for name in names:
+        lone.say(name, (name * 1000)[:1900], sampling={"max_tokens": 2})
+    both = apart.api(*shared.engines)
+    shared.apis.append(both)
+
+    def used() -> dict[str, float]:
+        rows = both.get("/v1/cluster").json()["engines"]
+        return {row["engine"]: 1 - row["units_free"] / row["units"] for row in rows}
+
+    until(lambda: used()["e0"] > 0.9)
+    moved = both.post("/v1/cluster/rebalance").json()["moved"]
+    assert moved and {(each["from"], each["to"]) for each in moved} == {("e0", "e1")}
+    assert moved[0]["session"].endswith(names[0]), "the longest idle one"
+    until(lambda: used()["e1"] > 0 and used()["e0"] <= 0.9)
+    for name in names:
+        assert both.say(name, "and on")["text"] == "and on"

@@ -24,9 +24,11 @@ SECONDS = 60.0
 class Shared:
     """Three engines and two API processes on one database, by default."""
 
-    def __init__(self, apart: Apart, *more: str, engines: int = 3, apis: int = 2, **given: Any) -> None:
+    def __init__(
+        self, apart: Apart, *more: str, engines: int = 3, apis: int = 2, url: str | None = None, **given: Any
+    ) -> None:
         self.apart = apart
-        self.url = shared_cluster().url(shared_cluster().new_database())
+        self.url = url or shared_cluster().url(shared_cluster().new_database())
         self._more = more
         self._given = given
         self._names = count()
