@@ -39,6 +39,7 @@ JUDGED = (
     "requirements.py",
     "retention.py",
     "session.py",
+    "settler.py",
     "sharing.py",
     "slices.py",
     "step_size.py",
