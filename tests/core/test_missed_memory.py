@@ -138,6 +138,49 @@ def test_listeners_give_way_until_there_is_enough_the_youngest_first() -> None:
     assert [turn.retracts for turn in turns] == [0, 1]
 
 
+@pytest.mark.parametrize("may_retract", [False, True])
+def test_pinned_sessions_give_way_before_a_running_turn(may_retract: bool) -> None:
+    driver = Driver("dense", 4, pages=40)
+    pinned = driver.open("pinned", pinned=True)
+    driver.turn("pinned", 30, 2)
+    turns = []
+    for seed, name in enumerate(("a", "b")):
+        driver.open(name)
+        turns.append(driver.submit(name, prompt(9, seed + 1), 20))
+    driver.until(lambda: turns[1].generated == 3)
+    driver.scheduler.flush()
+    assert pinned.sequence.computed == 32
+    assert ask(driver, "a", 2, may_retract=may_retract)
+    assert pinned.sequence.computed == 0 and [turn.retracts for turn in turns] == [0, 0]
+
+
+def test_a_turn_that_is_taken_back_may_lose_the_memory_of_its_session_too() -> None:
+    driver = Driver("dense", 4, pages=40)
+    turns = []
+    for seed, name in enumerate(("a", "b")):
+        driver.open(name)
+        driver.turn(name, 30, 2, seed)
+    for seed, name in enumerate(("a", "b")):
+        turns.append(driver.submit(name, prompt(9, seed + 5), 20))
+    driver.until(lambda: turns[1].generated == 3)
+    taken = 40 - len(driver.ledger.pool(FULL).free)
+    assert ask(driver, "a", taken // 2, may_retract=True)
+    assert [turn.retracts for turn in turns] == [0, 1]
+    assert driver.session("b").sequence.computed == 0 < driver.session("a").sequence.computed
+
+
+def test_a_listener_with_rows_in_flight_is_taken_back_after_them() -> None:
+    driver = Driver("dense", 4, pages=40)
+    for name in ("a", "b"):
+        driver.open(name)
+    turn = driver.listen("a", prompt(40))
+    driver.plan()
+    assert not ask(driver, "b", 2)
+    assert turn.ending is not None and turn.retracts == 0
+    driver.settle()
+    assert turn.ending is None and turn.retracts == 1
+
+
 def test_running_turns_give_up_their_points_until_there_is_enough() -> None:
     driver = Driver(MemoryLayout(4, state=True, checkpoint_tokens=8), slots=12)
     for name in ("a", "b", "c"):
@@ -181,13 +224,13 @@ def test_memory_waits_for_another_tenants_turn_to_make_room() -> None:
     assert driver.session("a").place is Place.AWAY, "it is not given up"
 
 
-def away(driver: Driver, *names: str) -> None:
-    """Sessions of one tenant with a second turn of eight pages each, which are on disk."""
+def away(driver: Driver, *names: str, tier: Tier = Tier.DISK) -> None:
+    """Sessions of one tenant with a second turn of eight pages each, which are on another tier."""
     for seed, name in enumerate(names):
         driver.open(name)
         driver.turn(name, 3, 1, 10 * seed)
         driver.turn(name, 26, 2, 10 * seed + 1)
-        assert driver.scheduler.spill(name, driver.now, Tier.DISK)
+        assert driver.scheduler.spill(name, driver.now, tier)
         driver.run()
 
 
@@ -228,6 +271,18 @@ def test_what_finds_no_room_on_disk_stays_on_the_host() -> None:
     assert struck == ["sink"]
     parcels = [driver.session(name).parcel for name in ("a", "b")]
     assert [parcel.tier for parcel in parcels if parcel is not None] == [Tier.HOST, Tier.DISK]
+
+
+def test_what_finds_no_room_on_disk_gives_way_to_a_tenant_that_has_less() -> None:
+    driver = Driver("dense", 4, pages=100, host=20, disk=100, on_disk=lambda session: True)
+    away(driver, "first", "second", tier=Tier.HOST)
+    driver.open("light", "blue")
+    driver.turn("light", 3, 1, 50)
+    driver.turn("light", 26, 2, 51)
+    with driver.starved("sink"):
+        assert driver.scheduler.spill("light", driver.now)
+    parcels = [driver.session(name).parcel for name in ("first", "second", "light")]
+    assert [parcel and parcel.tier for parcel in parcels] == [None, Tier.HOST, Tier.HOST]
 
 
 # --- plans ---

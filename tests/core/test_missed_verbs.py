@@ -12,7 +12,7 @@ from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life
 from holdfast.core.settler import Settler
 from holdfast.core.turn import KEEP_ALL, TurnRequest, TurnState
-from tests.core.driver import LAYOUTS, STATEFUL, Driver, prompt
+from tests.core.driver import LAYOUTS, Driver, prompt
 
 ASKED = TurnRequest("asked", prompt(3, 4), 2)
 
@@ -310,20 +310,6 @@ def test_a_copy_for_a_session_that_was_closed_is_not_made() -> None:
     assert driver.registry.copies
     driver.scheduler.close("b", driver.now)
     assert driver.plan().copies == []
-
-
-@pytest.mark.parametrize("layout", STATEFUL)
-def test_what_a_cut_copies_may_find_no_room(layout: str) -> None:
-    driver = Driver(layout, 4, leave_history=True)
-    driver.request(prompt(21), 6)
-    driver.run()
-    session = driver.open("a")
-    turn = driver.submit("a", (*prompt(21), *prompt(9, 1)), 6)
-    driver.until(lambda: turn.generated == 2)
-    with driver.starved("cut copy"):
-        driver.scheduler.abort("a", turn.request.turn_id, driver.now, 0)
-        driver.run()
-    assert session.sequence.known == 30
 
 
 def test_moves_that_were_to_go_with_a_plan_after_a_failed_one_are_lost_with_it() -> None:

@@ -176,9 +176,6 @@ class Pressure:
                 continue
             if registry.in_flight.has_copies_of(session) or session in registry.queues.recalled:
                 continue  # The next plan completes its memory, or a verb is about to use it.
-            lease = session.sequence.lease
-            if not session.holder.held[pool.index] and (lease is None or not lease.length):
-                continue
             takes_along = pool.component in registry.moves.parcel_units(session)
             if not (takes_along and self.spill(session, asker=asker)):
                 self._drop(session, shortage)
