@@ -77,8 +77,14 @@ class LoadOptions:
     def load(self) -> AgentLoad:
         """The load; each turn has at least one word."""
         return AgentLoad(
-            *(self.sessions, self.turns, max(self.turns, round(self.input_tokens * self.scale))),
-            *(self.output_tokens, self.forks, self.fork_turns, self.pause, self.seed),
+            sessions=self.sessions,
+            turns=self.turns,
+            input_tokens=max(self.turns, round(self.input_tokens * self.scale)),
+            output_tokens=self.output_tokens,
+            forks=self.forks,
+            fork_turns=self.fork_turns,
+            pause=self.pause,
+            seed=self.seed,
         )
 
 
