@@ -69,15 +69,20 @@ def turns(place: str) -> dict[str, list[str]]:
 
 @pytest.fixture
 def statements(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Every statement, with the name of its thread."""
+    """Every statement, with the name of its thread; a transaction's own are one more."""
     executed: list[tuple[str, str]] = []
-    execute = psycopg.Connection.execute
+    execute, transaction = psycopg.Connection.execute, psycopg.Connection.transaction
 
     def record(self: Any, query: Any, *arguments: Any, **more: Any) -> Any:
         executed.append((threading.current_thread().name, str(query)))
         return execute(self, query, *arguments, **more)
 
+    def begin(self: Any, *arguments: Any, **more: Any) -> Any:
+        executed.append((threading.current_thread().name, "BEGIN"))
+        return transaction(self, *arguments, **more)
+
     monkeypatch.setattr(psycopg.Connection, "execute", record)
+    monkeypatch.setattr(psycopg.Connection, "transaction", begin)
     return executed
 
 

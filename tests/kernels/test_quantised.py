@@ -1,5 +1,6 @@
 """Products with quantised weights equal those with the same weights in float64, by every implementation."""
 
+from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 
@@ -204,5 +205,9 @@ def test_joined_and_chosen_rows() -> None:
     assert joined([plain, weight_of("int8-32", 8)]) is None
     permuted = [weight_of("int4-64-zeros-permuted", 8, seed) for seed in (1, 2)]
     assert joined(permuted) is None and joined([permuted[0], permuted[0]]) is not None
+    ordered = replace(permuted[1], permutation=None)
+    assert joined([ordered, permuted[0]]) is None is joined([permuted[0], ordered])
+    assert stacked([ordered, permuted[0]]) is None is stacked([permuted[0], ordered])
+    assert torch.equal(meant(permuted[0].rows(torch.tensor([3, 3]))), meant(permuted[0])[[3, 3]])
     assert stacked([plain, weight_of("int4-32", 16)]) is None
     assert whole.bytes < 16 * 384 * 0.7

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import stat
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -116,6 +117,16 @@ def test_closing_waits_for_the_other_process_only_so_long() -> None:
     here, there = ends()
     here.send(b"x" * (16 * READ_BYTES))
     here.close(0.05)
+    taken = b"".join(iter(lambda: there.recv(READ_BYTES), b""))
+    assert len(taken) < 16 * READ_BYTES, "nobody read while it was closed"
+    there.close()
+    here, there = ends()
+    here.send(b"x" * (16 * READ_BYTES))
+    closing = threading.Thread(target=here.close, args=(60.0,))
+    closing.start()
+    taken = b"".join(iter(lambda: there.recv(READ_BYTES), b""))
+    assert len(taken) == len(framed(b"")) + 16 * READ_BYTES, "the rest comes while the other end is closing"
+    closing.join()
     there.close()
 
 

@@ -58,6 +58,8 @@ def test_room_is_that_of_the_fullest_pool_on_the_device() -> None:
         ("state", "device", "SESSION", 30),
     ]
     assert room(wire.Pulse(1, 0, 0, 1, {}, holders, 0), 0) == 2
+    # What is free on the host is no room: it is the fullest pool by its share, and has more units.
+    assert room(pulse(2, used=98), 0) == 2
     assert room(wire.Pulse(1, 0, 0, 0, {}, [], 0), 3) == 0.0
 
 

@@ -75,8 +75,14 @@ class LoadOptions:
     def load(self) -> Load:
         """The load of a server."""
         return Load(
-            *(self.conversations, self.turns, self.input_tokens, self.output_tokens),
-            *(self.aborts, self.idle, self.ignore_eos, self.seed),
+            sessions=self.conversations,
+            turns=self.turns,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            aborts=self.aborts,
+            idle=self.idle,
+            ignore_eos=self.ignore_eos,
+            seed=self.seed,
         )
 
 
