@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.durable.places import shown
+from holdfast.engine.durable.places import fault_of, shown, without_credentials
 from holdfast.engine.durable.records import (
     Closed,
     Forked,
@@ -26,7 +26,6 @@ from holdfast.engine.durable.records import (
 from holdfast.engine.durable.store import JournalInUse
 from holdfast.engine.durable.stores import open_store, read_sessions, read_vocabulary
 from holdfast.engine.options import OptionError, make_options
-from holdfast.server.routes.sglang import _shown
 from tests.databases import run_sql, shared_cluster
 from tests.engine.test_journal import ended, opened, write
 
@@ -440,12 +439,53 @@ def test_passwords_are_never_shown(caplog: pytest.LogCaptureFixture) -> None:
     assert shown(url) == "postgresql://db.example:5433,other/talk"
     assert shown("postgres://ann:secret@h/db") == "postgresql://h/db"
     assert shown("kept/sessions.journal") == "kept/sessions.journal"
-    assert _shown({"journal": url, "page_size": 16}) == {"journal": shown(url), "page_size": 16}
+    assert without_credentials({"journal": url, "page_size": 16}) == {"journal": shown(url), "page_size": 16}
     with pytest.raises(JournalError) as caught:
         open_store("postgresql://ann:secret@127.0.0.1:1/db?connect_timeout=2", "commit", "v")
     with pytest.raises(OptionError) as refused:
         make_options(journal="mysql://ann:secret@h/db")
     assert "secret" not in f"{caught.value} {refused.value} {caplog.text}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://ann:pass/secret@h/db",
+        "postgresql://ann:1/secret?secret@h/db",
+        "postgresql://ann:pass@secret@h/db",
+        "postgresql://ann:pass%secret@h/db",
+        "postgresql://ann@h/db?secret",
+        "postgresql://h:secret/db",
+        "Postgresql://ann:secret@h/db",
+    ],
+)
+def test_a_url_whose_password_libpq_would_misread_is_refused_without_it(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(OptionError) as refused:
+        make_options(journal=url)
+    assert refused.value.option == "journal" and "secret" not in f"{refused.value} {fault_of(url)}"
+    if url.startswith("postgresql"):
+        for use in (read_sessions, lambda place: open_store(place, "commit", "v")):
+            with pytest.raises(JournalError, match="percent-encoding") as caught:
+                use(url)
+            assert "secret" not in f"{caught.value} {caplog.text}"
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("postgresql://ann:a#secret@h/db", "h/db"),
+        ("postgresql://ann:a?secret@h:5432/db", "h:5432/db"),
+        ("postgresql://ann:[secret@h/db", "h/db"),
+        ("postgresql://ann:a%2Fsecret@[::1]:5433,other:1/db?user=a@b", "[::1]:5433,other:1/db"),
+        ("postgresql:///db?host=/run/secret&password=s@secret", "/db"),
+        ("postgres://%2Frun%2Fpostgresql/my%20db", "%2Frun%2Fpostgresql/my%20db"),
+    ],
+)
+def test_urls_that_libpq_reads_are_taken_and_shown_without_credentials(url: str, place: str) -> None:
+    assert make_options(journal=url).journal == url
+    assert shown(url) == f"postgresql://{place}"
 
 
 def test_without_psycopg_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-_LAYER_NAMES = {
+LAYER_NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -23,17 +23,17 @@ _LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
 }
-_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+WHOLE_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
 def gguf_name(name: str) -> str:
     stem, _, ending = name.rpartition(".")
-    if stem in _NAMES:
-        return f"{_NAMES[stem]}.{ending}"
+    if stem in WHOLE_NAMES:
+        return f"{WHOLE_NAMES[stem]}.{ending}"
     _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{_LAYER_NAMES[part]}.{ending}"
+    theirs = "ffn_norm" if part == "post_attention_layernorm" else LAYER_NAMES[part]
+    return f"blk.{layer}.{theirs}.{ending}"
 
 
 def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -74,10 +74,8 @@ def quantise(weight: np.ndarray, kind: Kind, seed: int) -> np.ndarray:
     return blocks.reshape(weight.shape[0], -1)
 
 
-def write_gguf(model: PreTrainedModel, path: Path, kind: Kind, *, architecture: str = "llama") -> None:
-    """Writes a model with all matrices in one format, and sets the model's weights to what was written."""
-    config = model.config
-    writer = gguf.GGUFWriter(path, architecture)
+def add_sizes(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+    """The metadata that all families with attention have."""
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -88,6 +86,21 @@ def write_gguf(model: PreTrainedModel, path: Path, kind: Kind, *, architecture: 
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write the file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_gguf(model: PreTrainedModel, path: Path, kind: Kind, *, architecture: str = "llama") -> None:
+    """Writes a model with all matrices in one format, and sets the model's weights to what was written."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, architecture)
+    add_sizes(writer, config)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_eos_token_id(2)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -111,7 +124,4 @@ def write_gguf(model: PreTrainedModel, path: Path, kind: Kind, *, architecture: 
         state[name].copy_(torch.from_numpy(meant.astype(np.float32)))
     if tied:
         model.tie_weights()
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)

@@ -15,7 +15,7 @@ from holdfast.engine.text.tokenizer import open_tokenizer
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.fields import ConfigurationError, reading
 from tests.models.damage import DAMAGES, Change, damaged_file
-from tests.models.gguf_files import write_gguf
+from tests.models.gguf_files import finish, write_gguf
 from tests.models.small import write_small_model
 
 
@@ -166,10 +166,7 @@ def test_a_gguf_file_of_the_package_itself_stays_readable(tmp_path: Path) -> Non
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_array("words", ["a", "b"])
     writer.add_tensor("token_embd.weight", np.zeros((2, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(ConfigurationError, match=r"llama\.attention\.head_count"):
         open_checkpoint(tmp_path / "model.gguf")
 

@@ -24,7 +24,7 @@ from holdfast.models.fields import ConfigurationError
 from holdfast.models.gguf import GgufFile
 from holdfast.models.linear import INT4_DENSE_FROM, Int4Linear, Int8Linear, RefinedHead, quantise_int8
 from holdfast.models.weights import Placement, WeightMismatch
-from tests.models.gguf_files import write_gguf
+from tests.models.gguf_files import finish, write_gguf
 from tests.models.paged import PagedRunner, Sequence
 
 DENSE = Placement(torch.device("cpu"), torch.float32)
@@ -184,10 +184,7 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
 def test_a_tensor_without_dimensions_is_refused(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "flat.gguf", "llama")
     writer.add_tensor("token_embd.weight", np.zeros(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     content = (tmp_path / "flat.gguf").read_bytes()
     name = b"token_embd.weight"
     one, none = name + struct.pack("<IQ", 1, 32), name + struct.pack("<I", 0)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 from holdfast.models.fields import ConfigurationError
 from holdfast.models.weights import Placement
+from tests.models.gguf_files import LAYER_NAMES, WHOLE_NAMES, add_sizes, finish
 from tests.models.paged import PagedRunner, Sequence
 
 CPU = Placement(torch.device("cpu"), torch.float32)
@@ -57,20 +58,7 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
         {**EXPERTS, "num_local_experts": 4, "sliding_window": 9, "rope_parameters": YARN},
     ),
 }
-LAYER = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.router": "ffn_gate_inp",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-}
+LAYER = LAYER_NAMES | {"mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp"}
 NORMS = {
     "qwen3moe": {"post_attention_layernorm": "ffn_norm"},
     "gemma3": {
@@ -80,7 +68,6 @@ NORMS = {
     },
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
 }
-WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
 def build(family: str) -> PreTrainedModel:
@@ -99,15 +86,7 @@ def build(family: str) -> PreTrainedModel:
 
 def describe(writer: gguf.GGUFWriter, model: PreTrainedModel, family: str) -> None:
     config = model.config
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    add_sizes(writer, config)
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_rope_freq_base(rope["rope_theta"])
     if "factor" in rope:
@@ -141,8 +120,8 @@ def expert_tensors(stem: str, part: str, tensor: torch.Tensor, family: str) -> d
 
 def file_tensors(name: str, tensor: torch.Tensor, family: str) -> dict[str, torch.Tensor]:
     stem, _, ending = name.rpartition(".")
-    if stem in WHOLE:
-        return {f"{WHOLE[stem]}.{ending}": tensor}
+    if stem in WHOLE_NAMES:
+        return {f"{WHOLE_NAMES[stem]}.{ending}": tensor}
     if stem.endswith(".experts"):
         return expert_tensors(stem, ending, tensor, family)
     _, _, layer, part = f"{stem}.{ending}".split(".", 3)
@@ -170,10 +149,7 @@ def write(model: PreTrainedModel, path: Path, family: str, kind: Kind, experts: 
                 raw = gguf.quantize(np.ascontiguousarray(values), used)
                 writer.add_tensor(theirs, raw, raw_dtype=used)
                 view.copy_(torch.from_numpy(gguf.dequantize(raw, used).reshape(values.shape)))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def logits(path: Path, placement: Placement, tokens: list[int]) -> torch.Tensor:
@@ -317,10 +293,7 @@ def write_recurrent(model: PreTrainedModel, path: Path, family: str) -> None:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         writer.add_tensor(theirs, np.ascontiguousarray(values))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 @pytest.mark.parametrize("family", RECURRENT)

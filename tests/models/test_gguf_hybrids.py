@@ -18,7 +18,7 @@ from holdfast.models.fields import ConfigurationError
 from holdfast.models.gguf_metadata import GgufFile, open_source
 from holdfast.models.gguf_metadata import describe as describe_file
 from holdfast.models.weights import Placement
-from tests.models.gguf_files import interleave
+from tests.models.gguf_files import finish, interleave
 from tests.models.paged import PagedRunner, Sequence
 
 CPU = Placement(torch.device("cpu"), torch.float32)
@@ -360,10 +360,7 @@ def write(
                 writer.add_tensor(theirs, values)
             else:
                 writer.add_tensor(theirs, gguf.quantize(values, matrices), raw_dtype=matrices)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def logits(path: Path, placement: Placement, tokens: list[int]) -> Tensor:

@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
-from holdfast.models.fields import Fields, Json
+import pytest
+
+from holdfast.models.fields import ConfigurationError, Fields, Json
 from holdfast.models.quantised.forms import Form, Layout, Quantisation, read_quantisation
 
 DOWN, Q, HEAD = "model.layers.1.mlp.down_proj", "model.layers.1.self_attn.q_proj", "lm_head"
@@ -91,3 +93,60 @@ def test_mxfp4_is_for_experts_alone() -> None:
     found = read({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]})
     assert found.form("model.layers.3.mlp.experts.gate_up_proj") == Form(Layout.MXFP4_EXPERTS, 4, 32)
     assert found.form(Q) is None and found.form("model.layers.3.mlp.router") is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        (r"(.*)*x", "repetition"),
+        (r"((\w+\.?)+)+!", "repetition"),
+        (r"(?:a|a)*!", "alternatives"),
+        (r"([)]a{2,})+", "repetition"),
+        (r"(?x:(a+ # (\n)+)", "comments"),
+        (r"(?:(a+(?#())+)", "comments"),
+        (".*" * 7 + "x", "7 repetitions"),
+        ("x" * 1001, "1001 characters"),
+        ("(", "unterminated"),
+    ],
+)
+def test_expressions_that_take_exponential_time_are_rejected_with_the_file(pattern: str, why: str) -> None:
+    """`re` would not come back from matching them with a module's name."""
+    gptq: dict[str, Json] = {"quant_method": "gptq", "bits": 4, "dynamic": {f"-:{pattern}": {}}}
+    packed: dict[str, Json] = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {},
+        "ignore": [f"re:{pattern}"],
+    }
+    for config in (gptq, packed):
+        with pytest.raises(ConfigurationError, match=rf"config\.json.*{why}") as refused:
+            read(config)
+        assert len(str(refused.value)) < 500
+
+
+def test_expressions_of_published_checkpoints_are_taken() -> None:
+    patterns = [
+        r".*layers\.\d+\..*mlp\.(gate|up|down)_proj",
+        r"^(?!.*(\.experts\.)).*$",
+        r"model\.layers\.[0-9]{1,2}\.mlp\.experts\..*",
+        r"(?:model\.)?lm_head",
+        r".*[(*+]?\(?\+x",
+    ]
+    config: dict[str, Json] = {"quant_method": "gptq", "bits": 4}
+    for pattern in patterns:
+        read({**config, "dynamic": {f"-:{pattern}": {}}})
+    assert read({**config, "dynamic": {f"-:{patterns[0]}": {}}}).form(DOWN) is None
+
+
+@pytest.mark.parametrize("size", [0, -2, 3, 2**63 + 1, "128", 64.5, [64]])
+def test_groups_that_cannot_be_are_rejected_by_name(size: Json) -> None:
+    for config in (
+        {"quant_method": "gptq", "bits": 4, "group_size": size},
+        {"quant_method": "awq", "bits": 4, "group_size": size},
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {"a": {"targets": ["Linear"], "weights": {**INT4, "group_size": size}}},
+        },
+    ):
+        with pytest.raises(ConfigurationError, match="group_size"):
+            read(config)

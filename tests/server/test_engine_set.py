@@ -174,6 +174,8 @@ def test_bad_addresses_are_named(written: str) -> None:
         ({"link_keys": "f"}, "link_keys"),
         ({"engine": ("a:1", "a:1"), "link_keys": "f"}, "engine"),
         ({"link_seconds": 0.0}, "link_seconds"),
+        ({"link_seconds": 1e9}, "link_seconds"),
+        ({"link_seconds": float("nan")}, "link_seconds"),
     ],
 )
 def test_options_of_links_that_cannot_be(fields: dict[str, object], option: str) -> None:
@@ -188,6 +190,7 @@ def test_options_of_links_that_cannot_be(fields: dict[str, object], option: str)
         ({}, "link_keys"),
         ({"link_keys": "f", "engine_id": "a b"}, "engine_id"),
         ({"link_keys": "f", "drain_seconds": 0}, "drain_seconds"),
+        ({"link_keys": "f", "link_seconds": 1e9}, "link_seconds"),
     ],
 )
 def test_options_of_an_engine_that_cannot_be(fields: dict[str, object], option: str) -> None:

@@ -156,6 +156,17 @@ def test_a_parser_of_the_family_is_preferred(tmp_path: Path) -> None:
     assert formats(model, tool_parser="response-template") == ("response-template", None)
 
 
+@pytest.mark.parametrize("named", ["qwen3-coder", "mistral", "pythonic", "gemma4"])
+def test_a_format_that_the_template_does_not_tell_the_model_is_refused(tmp_path: Path, named: str) -> None:
+    """A template without tools: the model is told to write calls as Hermes does, whatever is named."""
+    with pytest.raises(OptionError, match=f"tool_parser {named} cannot be used.*hermes") as refused:
+        formats("echo", tool_parser=named)
+    assert refused.value.option == "tool_parser"
+    assert formats("echo", tool_parser="qwen3") == ("hermes", None)
+    assert formats("echo", tool_parser="harmony") == ("harmony", None), "read on channels, tools or not"
+    assert formats(described(tmp_path, HERMES, None), tool_parser=named) == (named, None)
+
+
 @pytest.mark.parametrize("own", [None, "none", {"fields": {}}, {"start_anchor": "(", "fields": {"a": 5}}])
 def test_a_template_that_cannot_be_used_is_left_out(tmp_path: Path, own: Any) -> None:
     model = described(tmp_path, TEMPLATE, own)

@@ -3,8 +3,12 @@
 import contextlib
 import itertools
 import logging
+import os
+import pty
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,7 @@ from holdfast.server.link import wire
 from holdfast.server.link.frames import Frames, framed
 from holdfast.server.link.peers import Peers
 from holdfast.server.link.refusal_log import LINES_MAX, WHILE_SECONDS, RefusalLog
-from holdfast.server.link.tls import KeysNotMade, client_context, server_context, write_keys
+from holdfast.server.link.tls import MAKE, KeysNotMade, client_context, server_context, write_keys
 
 VIEW = wire.SessionView("ann/s", 3, 1, 2)
 STORED = wire.StoredSession(VIEW, "ann", None, {"a": 1}, 5.0)
@@ -154,6 +158,46 @@ def test_a_key_file_is_the_owner_s_alone_and_is_not_replaced(keys: Path) -> None
     with pytest.raises(KeysNotMade, match="exists"):
         write_keys(keys)
     assert keys.read_bytes() == before
+
+
+def test_an_encrypted_key_is_refused_and_its_password_not_asked_for(tmp_path: Path) -> None:
+    key, certificate, both = (tmp_path / name for name in ("key", "certificate", "both.pem"))
+    words = [*MAKE, "-subj", "/CN=x", "-keyout", str(key), "-out", str(certificate), "-passout", "pass:words"]
+    words.remove("-nodes")
+    subprocess.run(words, check=True, capture_output=True)
+    both.write_bytes(key.read_bytes() + certificate.read_bytes())
+    child = "import sys; from holdfast.server.link.tls import server_context; server_context(sys.argv[1])"
+    process, terminal = pty.fork()
+    if not process:
+        os.execv(sys.executable, [sys.executable, "-c", child, str(both)])
+    shown = b""
+    with contextlib.suppress(OSError):  # The terminal's end.
+        while b"pass phrase" not in shown and (more := os.read(terminal, 1 << 12)):
+            shown += more
+    os.close(terminal)
+    os.waitpid(process, 0)
+    assert b"pass phrase" not in shown and b"which is not a key file" in shown
+
+
+def test_nothing_after_a_frame_that_is_refused_is_a_command(peers: Peers, keys: Path) -> None:
+    client = joined(peers, keys, 5)
+    for message in (wire.Rewind(client.number(1), "ann/s", 1), wire.Stop(), wire.Rewind(1, "ann/s", 0)):
+        client._tls.write(framed(wire.encode(message)))
+    client._tls.write(framed(wire.encode(wire.CloseSession(client.number(2), "ann/s"))))
+    client._pump()
+    assert commands(peers, 1) == [wire.Rewind(client.number(1), "ann/s", 1)]
+    assert peers.members == []
+    client.close()
+
+
+def test_what_a_member_sent_before_it_closed_is_carried_out(peers: Peers, keys: Path) -> None:
+    client = joined(peers, keys, 5)
+    client._tls.write(framed(wire.encode(wire.CloseSession(client.number(1), "ann/s"))))
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client._tls.unwrap()
+    client._socket.sendall(client._goes.read())
+    assert commands(peers, 1) == [wire.CloseSession(client.number(1), "ann/s")]
+    client.close()
 
 
 def test_a_single_member_gets_each_step_as_it_was_made(peers: Peers, keys: Path) -> None:

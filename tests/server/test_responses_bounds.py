@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from holdfast.server.closed_sessions import ClosedSessions
 from holdfast.server.hidden_sessions import HiddenSessions
 from holdfast.server.http.keys import Caller
 from holdfast.server.link import wire
 from holdfast.server.responses import running, store
+from holdfast.server.responses.events import written
 from holdfast.server.responses.form import Note
 from holdfast.server.responses.ids import Place
 from holdfast.server.responses.running import Recent
@@ -27,6 +30,7 @@ class Ended:
     tenant: str
     name: str
     events: int
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -50,6 +54,43 @@ def test_one_that_is_too_large_alone_is_still_known(monkeypatch: pytest.MonkeyPa
     for number in range(3):
         recent.add(Ended("ann", f"a{number}", 50))  # type: ignore[arg-type]
     assert [recent.get(("ann", f"a{number}")) is not None for number in range(3)] == [False, False, True]
+
+
+def test_events_that_come_after_a_response_was_kept_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A response is kept before it tells its end, and forgotten after that."""
+    monkeypatch.setattr(running, "EVENTS_MAX", 100)
+    recent = Recent()
+    added = [Ended("ann", f"a{number}", 1) for number in range(1000)]
+    for each in added:
+        recent.add(each)  # type: ignore[arg-type]
+        each.events += 7
+        each.ended.set()
+    kept = [each for each in added if recent.get(each.key) is not None]
+    assert kept == added[-len(kept) :] and 100 // 9 <= len(kept) <= 100 // 9 + 1
+
+
+def test_long_events_count_by_their_size() -> None:
+    log = [written({"type": "a", "text": "x" * (10 * running.EVENT_BYTES)}), written({"type": "b"})]
+    made = running.Running.__new__(running.Running)
+    made._log = log
+    assert made.events == 12
+
+
+def test_what_is_left_of_closed_sessions_is_bounded_by_all_that_is_kept() -> None:
+    closed = ClosedSessions(100_000)
+    turn = wire.NotedTurn(1, "t", "{}", "finished", "stop", "", 1, 0, 1)
+    thought = wire.AnswerParts("x" * 20_000, [wire.CallFields("c", "f", "y" * 20_000)])
+    for number in range(10):
+        closed.keep("ann", f"~{number}", {}, [msgspec.structs.replace(turn, answer=thought)])
+        closed.keep("bob", f"~{number}", {"items": "z" * 40_000}, [turn])
+    for tenant in ("ann", "bob"):
+        found = [closed.find(tenant, f"~{number}") is not None for number in range(10)]
+        assert found == [False] * 8 + [True] * 2
+    for _ in range(10):
+        closed.keep("eve", "~1", {"items": "z" * 40_000}, [turn])
+    assert closed.find("eve", "~1") is not None and closed.find("eve", "~0") is None
+    closed.keep("eve", "~0", {"items": "z" * 40_000}, [turn])
+    assert closed.find("eve", "~1") is not None, "one that is kept again counts once"
 
 
 class Table:

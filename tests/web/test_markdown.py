@@ -88,6 +88,19 @@ DRAWN: list[tuple[str, list[object]]] = [
     ("one\n\ntwo", [["p", "one"], ["p", "two"]]),
     ("```\n<b>\n```", [["div", ["div", ["button"]], ["pre", ["code", "<b>"]]]]),
     ("---", [["hr"]]),
+    (
+        "|a|b|\n|-|-|\n|1|\n|1|2|3|",
+        [
+            [
+                "div",
+                [
+                    "table",
+                    ["thead", ["tr", ["th", "a"], ["th", "b"]]],
+                    ["tbody", ["tr", ["td", "1"]], ["tr", ["td", "1"], ["td", "2"]]],
+                ],
+            ]
+        ],
+    ),
     ("[a](ftp://x)", [["p", "[a](ftp://x)"]]),
 ]
 
@@ -202,3 +215,9 @@ def test_text_that_is_made_to_be_slow_is_not(server: Server, open_page: OpenPage
     for text in slow:
         page.evaluate(SHAPES.replace("return [...root.childNodes].map(shape);", "return 0;"), text)
     assert page.evaluate("1 + 1") == 2, json.dumps([each[:10] for each in slow])
+
+
+def test_a_table_has_no_more_cells_than_were_written(server: Server, open_page: OpenPage) -> None:
+    page = open_page(server)
+    counted = SHAPES.replace("[...root.childNodes].map(shape)", "root.querySelectorAll('td, th').length")
+    assert page.evaluate(counted, "|" * 301 + "\n|-|\n" + "|x|\n" * 300) == 300 + 300

@@ -229,6 +229,8 @@ def test_a_file_that_is_no_conversation_is_refused(
             "Turn 1 of the file",
         ),
         (json.dumps({**good, "tools": [{"type": "web"}]}), "Tool 1 must be"),
+        (json.dumps({**good, "turns": [{"input": "", "text": ""}] * 2001}), "has 2001 turns, at most 2000"),
+        ("null", "This is not a conversation"),
     ):
         path = tmp_path / "file.json"
         path.write_text(text)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,7 @@ from holdfast.bench.models import RANDOM_BAMBA, find_model
 from holdfast.bench.tables import comparison_table, core_table
 from holdfast.cli import bench_agents, bench_sessions, bench_wire
 from holdfast.cli.bench_remote import print_table
+from holdfast.cli.option_groups import with_groups
 from holdfast.cli.progress import status_line
 from holdfast.cli.pull import CACHE
 from holdfast.cli.refusals import refusal
@@ -88,23 +90,48 @@ AnyModel = Annotated[
         help=f"A packaged model, a .gguf file, a model directory, or {RANDOM_BAMBA} (random weights)."
     ),
 ]
-Alone = Annotated[bool, typer.Option("--alone", help="Leave transformers out.")]
-LlamaPath = Annotated[
-    Path | None, typer.Option("--llama-server", help="Path of a llama-server to measure too.", exists=True)
-]
-Rounds = Annotated[int, typer.Option(min=1, help="Number of rounds, after a short warm-up round.")]
-Minutes = Annotated[float, typer.Option(min=0.0, help="Time limit; rounds that do not fit are skipped.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads of each system.", show_default="all cores")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 Given = Annotated[int, typer.Option("--input-tokens", min=1, help="Input tokens of each prompt or turn.")]
 Wanted = Annotated[int, typer.Option("--output-tokens", min=2, help="Output tokens of each answer.")]
 
 
+@dataclass(frozen=True, slots=True)
+class Systems:
+    """The systems beside Holdfast."""
+
+    llama_server: Annotated[
+        Path | None,
+        typer.Option("--llama-server", help="Path of a llama-server to measure too.", exists=True),
+    ] = None
+    alone: Annotated[bool, typer.Option("--alone", help="Leave transformers out.")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """How long it runs, and how its figures are printed."""
+
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds, after a short warm-up round.")] = 3
+    minutes: Annotated[
+        float, typer.Option(min=0.0, help="Time limit; rounds that do not fit are skipped.")
+    ] = 6.0
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of each system.", show_default="all cores")
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False
+
+    @property
+    def limits(self) -> Limits:
+        """Rounds, time and threads."""
+        return Limits(self.rounds, self.minutes, self.threads or len(os.sched_getaffinity(0)))
+
+
+SYSTEMS, RUNNING = Systems(), Running()
+
+
 @app.command("throughput")
+@with_groups
 def throughput_command(
     model: Model = "smollm2",
-    llama_server: LlamaPath = None,
-    alone: Alone = False,
+    systems: Systems = SYSTEMS,
     streams: Annotated[
         list[int] | None,
         typer.Option(min=1, help="Concurrent streams. Repeatable.", show_default="1 and 16"),
@@ -116,44 +143,38 @@ def throughput_command(
         typer.Option("--prefill", min=1, help="Prompt length to prefill. Repeatable.", show_default="512"),
     ] = None,
     speculate: Annotated[bool, typer.Option(help="Measure Holdfast with --speculate ngram too.")] = False,
-    rounds: Rounds = 3,
-    minutes: Minutes = 6.0,
-    threads: Threads = None,
-    as_json: AsJson = False,
+    running: Running = RUNNING,
 ) -> None:
     """Tokens per second: decoding concurrent streams, and prefilling prompts."""
     cases = [throughput(count, given, wanted) for count in streams or (1, 16)]
     cases += [prefill(length) for length in prompts or (512,)]
     second = ("--speculate", "ngram") if speculate else ()
-    others = Others(not alone, llama_server, second)
-    _compare("throughput", cases, model, others, _limits(rounds, minutes, threads), as_json)
+    others = Others(not systems.alone, systems.llama_server, second)
+    _compare("throughput", cases, model, others, running)
 
 
 @app.command("turns")
+@with_groups
 def turns_command(
     model: Model = "smollm2",
-    llama_server: LlamaPath = None,
-    alone: Alone = False,
+    systems: Systems = SYSTEMS,
     last: Annotated[int, typer.Option("--turns", min=2, help="Turns of the conversation.")] = 20,
     given: Given = 32,
     wanted: Wanted = 32,
-    rounds: Rounds = 3,
-    minutes: Minutes = 6.0,
-    threads: Threads = None,
-    as_json: AsJson = False,
+    running: Running = RUNNING,
 ) -> None:
     """Time to the first token of each turn as a conversation grows."""
     shown = sorted({2, max(2, last // 2), last})
     case = turns(last, given, wanted, shown)
-    others = Others(not alone, llama_server)
-    _compare("turns", [case], model, others, _limits(rounds, minutes, threads), as_json)
+    others = Others(not systems.alone, systems.llama_server)
+    _compare("turns", [case], model, others, running)
 
 
 @app.command("abort")
+@with_groups
 def abort_command(
     model: AnyModel = "smollm2",
-    llama_server: LlamaPath = None,
-    alone: Alone = False,
+    systems: Systems = SYSTEMS,
     history: Annotated[
         int,
         typer.Option(min=0, help="Tokens at the start of the conversation; prefilling them is timed too."),
@@ -161,26 +182,18 @@ def abort_command(
     turn: Annotated[int, typer.Option(min=3, help="The number of the first aborted turn.")] = 10,
     given: Given = 32,
     wanted: Wanted = 32,
-    rounds: Rounds = 3,
-    minutes: Minutes = 6.0,
-    threads: Threads = None,
-    as_json: AsJson = False,
+    running: Running = RUNNING,
 ) -> None:
     """Time to the first token of the turn after an aborted one, beside a normal turn."""
     context = max(CONTEXT, history + (turn + 16) * (given + 2 * wanted))
-    others = Others(not alone and model != RANDOM_BAMBA, llama_server, context=context)
+    others = Others(not systems.alone and model != RANDOM_BAMBA, systems.llama_server, context=context)
     case = abort(turn, given, wanted, history)
-    _compare("abort", [case], model, others, _limits(rounds, minutes, threads), as_json)
+    _compare("abort", [case], model, others, running)
 
 
-def _limits(rounds: int, minutes: float, threads: int | None) -> Limits:
-    return Limits(rounds, minutes, threads or len(os.sched_getaffinity(0)))
-
-
-def _compare(
-    title: str, cases: Sequence[Case], model: str, others: Others, limits: Limits, as_json: bool
-) -> None:
+def _compare(title: str, cases: Sequence[Case], model: str, others: Others, running: Running) -> None:
     """Measure and print; the exit status is that of the signal that ended it, or 1 if a system failed."""
+    limits = running.limits
     # The started server inherits the first; the second turns off the progress bars of transformers.
     os.environ["OMP_NUM_THREADS"] = str(limits.threads)
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -190,7 +203,7 @@ def _compare(
     except (BenchError, PullError) as error:
         raise refusal(f"bench {title}", str(error)) from error
     measured = compared.measured
-    if as_json:
+    if running.as_json:
         common = {"model": compared.model, "threads": limits.threads}
         for figure in measured.figures:
             typer.echo(json.dumps({**figure, **common}))

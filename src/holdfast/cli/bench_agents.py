@@ -10,6 +10,7 @@ a line. The exit status is 0 if no turn failed.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,21 +22,13 @@ from holdfast.bench.agents.workload import AgentLoad
 from holdfast.bench.beside.http import BenchError
 from holdfast.bench.models import find_model
 from holdfast.bench.tables import agents_table
-from holdfast.cli.bench_remote import (
-    Api,
-    ApiKey,
-    ModelName,
-    Url,
-    measure_apis,
-    print_figures,
-    turns_shown,
-)
+from holdfast.cli.bench_remote import TARGET, Target, measure_apis, print_figures, turns_shown
+from holdfast.cli.option_groups import with_groups
 from holdfast.cli.options import as_arguments, on_the_line, takes_options
 from holdfast.cli.pull import CACHE
 from holdfast.cli.refusals import refusal
 from holdfast.cli.remote import server_refusal
 from holdfast.client import Client, HoldfastError
-from holdfast.client.calls import DEFAULT_URL
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pull import PullError
 
@@ -60,73 +53,99 @@ HELP = (
 )
 
 
-@takes_options
-def agents(
-    context: typer.Context,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    api: Api = "auto",
-    model: ModelName = None,
-    sessions: Annotated[int, typer.Option(min=1, help="Concurrent agents.")] = DEFAULTS.sessions,
-    turns: Annotated[int, typer.Option(min=1, help="Turns of each agent.")] = DEFAULTS.turns,
-    input_tokens: Annotated[
-        int, typer.Option(min=1, help="Input words of a whole session.")
-    ] = DEFAULTS.input_tokens,
-    output_tokens: Annotated[
-        int, typer.Option(min=1, help="Output tokens of a whole session.")
-    ] = DEFAULTS.output_tokens,
-    scale: Annotated[float, typer.Option(min=0.0, help="Factor of the input words.")] = 1.0,
-    forks: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of agents with a sub-agent.")
-    ] = DEFAULTS.forks,
-    fork_turns: Annotated[int, typer.Option(min=1, help="Turns of a sub-agent.")] = DEFAULTS.fork_turns,
-    pause: Annotated[float, typer.Option(min=0.0, help="Mean time of a tool in seconds.")] = DEFAULTS.pause,
-    seed: Annotated[int, typer.Option(help="Seed of the plan and the words.")] = DEFAULTS.seed,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """The size of the load."""
+
+    sessions: Annotated[int, typer.Option(min=1, help="Concurrent agents.")] = DEFAULTS.sessions
+    turns: Annotated[int, typer.Option(min=1, help="Turns of each agent.")] = DEFAULTS.turns
+    input_tokens: Annotated[int, typer.Option(min=1, help="Input words of a whole session.")] = (
+        DEFAULTS.input_tokens
+    )
+    output_tokens: Annotated[int, typer.Option(min=1, help="Output tokens of a whole session.")] = (
+        DEFAULTS.output_tokens
+    )
+    scale: Annotated[float, typer.Option(min=0.0, help="Factor of the input words.")] = 1.0
+    forks: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of agents with a sub-agent.")] = (
+        DEFAULTS.forks
+    )
+    fork_turns: Annotated[int, typer.Option(min=1, help="Turns of a sub-agent.")] = DEFAULTS.fork_turns
+    pause: Annotated[float, typer.Option(min=0.0, help="Mean time of a tool in seconds.")] = DEFAULTS.pause
+    seed: Annotated[int, typer.Option(help="Seed of the plan and the words.")] = DEFAULTS.seed
+
+    @property
+    def load(self) -> AgentLoad:
+        """The load; each turn has at least one word."""
+        return AgentLoad(
+            sessions=self.sessions,
+            turns=self.turns,
+            input_tokens=max(self.turns, round(self.input_tokens * self.scale)),
+            output_tokens=self.output_tokens,
+            forks=self.forks,
+            fork_turns=self.fork_turns,
+            pause=self.pause,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What is started for the measurement, if anything."""
+
     here: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL", help="Start a server of this model and measure it.", rich_help_panel=HERE
         ),
-    ] = None,
+    ] = None
     llama_server: Annotated[
         Path | None,
         typer.Option(
             help="Path of a llama-server to start and measure too.", exists=True, rich_help_panel=HERE
         ),
-    ] = None,
+    ] = None
     fit: Annotated[
         int, typer.Option(min=1, help="Whole sessions that fit in each server.", rich_help_panel=HERE)
-    ] = 4,
+    ] = 4
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="Threads of each server.", show_default="all cores", rich_help_panel=HERE),
-    ] = None,
+    ] = None
     in_process: Annotated[
         bool,
         typer.Option(
             "--in-process", help="Run the load on an engine without a server first.", rich_help_panel=HERE
         ),
-    ] = False,
+    ] = False
     over_http: Annotated[
         bool, typer.Option("--http/--no-http", help="Start a server and measure it.", rich_help_panel=HERE)
-    ] = True,
+    ] = True
+
+
+SIZES, STARTED = LoadOptions(), Started()
+
+
+@takes_options
+@with_groups
+def agents(
+    context: typer.Context,
+    target: Target = TARGET,
+    sizes: LoadOptions = SIZES,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    started: Started = STARTED,
     engine_options: dict[str, Any] | None = None,
 ) -> None:
     """Measure a server from outside."""
-    size = max(turns, round(input_tokens * scale))
-    load = AgentLoad(sessions, turns, size, output_tokens, forks, fork_turns, pause, seed)
-    stated = dict(engine_options or {})
-    if here is not None:
-        options = _options(here, stated, load, fit)
-        ways = {"api": api, "in_process": in_process, "over_http": over_http, "llama_server": llama_server}
-        figures = _measure_here(here, options, ways, load, fit, threads)
+    load, stated = sizes.load, dict(engine_options or {})
+    if started.here is not None:
+        model, options = started.here, _options(started.here, stated, load, started.fit)
+        figures = _measure_here(model, options, target.api, started, load)
         place = f"room for {options['kv_tokens']:,} tokens"
         print_figures(
-            figures, None if as_json else lambda: agents_table(figures, place, here, load), ("errors",)
+            figures, None if as_json else lambda: agents_table(figures, place, model, load), ("errors",)
         )
         return
-    if llama_server is not None:
+    if started.llama_server is not None:
         raise refusal(TITLE, "--llama-server needs --here MODEL: both serve the same file")
     for name in ("in_process", "over_http", *stated):
         if on_the_line(context, name):
@@ -135,10 +154,10 @@ def agents(
 
     def measured(client: Client, api: str, name: str) -> list[dict[str, Any]]:
         with turns_shown(f"{TITLE} {api}", f"turns of {load.sessions} agents") as told:
-            return measure(client.url, api, name, api_key, load, told)
+            return measure(client.url, api, name, target.api_key, load, told)
 
-    figures, name = measure_apis(TITLE, url, api_key, api, model, measured)
-    table = None if as_json else lambda: agents_table(figures, url, name, load)
+    figures, name = measure_apis(TITLE, target, measured)
+    table = None if as_json else lambda: agents_table(figures, target.url, name, load)
     print_figures(figures, table, ("errors",))
 
 
@@ -154,27 +173,29 @@ def _options(model: str, stated: dict[str, Any], load: AgentLoad, fit: int) -> d
 
 
 def _measure_here(
-    model: str,
-    options: dict[str, Any],
-    ways: dict[str, Any],
-    load: AgentLoad,
-    fit: int,
-    threads: int | None,
+    model: str, options: dict[str, Any], api: str, started: Started, load: AgentLoad
 ) -> list[dict[str, Any]]:
     """The figures of engines and servers that are started for them."""
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = started.threads or len(os.sched_getaffinity(0))
     os.environ["OMP_NUM_THREADS"] = str(threads)  # What is started inherits it.
-    if ways["llama_server"] is not None:
+    if started.llama_server is not None:
         options.setdefault("device", "cpu")
     try:
         with find_model(model, os.environ.get(CACHE)) as found:
             beside = import_module(BESIDE)
             measured: list[dict[str, Any]] = beside.measure_beside(
                 beside.Beside(
-                    found, options, ["--device", "auto", *as_arguments(options)], threads=threads, **ways
+                    found,
+                    options,
+                    ["--device", "auto", *as_arguments(options)],
+                    api=api,
+                    in_process=started.in_process,
+                    over_http=started.over_http,
+                    llama_server=started.llama_server,
+                    threads=threads,
                 ),
                 load,
-                fit,
+                started.fit,
                 lambda name: turns_shown(f"{TITLE} {name}", f"turns of {load.sessions} agents"),
             )
             return measured

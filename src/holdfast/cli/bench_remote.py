@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import typer
@@ -16,49 +17,55 @@ from holdfast.bench.url.summary import apis_of
 from holdfast.cli.refusals import refusal
 from holdfast.cli.remote import server_refusal
 from holdfast.client import Client, HoldfastError, Retries
+from holdfast.client.calls import DEFAULT_URL
 
-__all__ = ["Api", "ApiKey", "ModelName", "Url", "measure_apis", "print_figures", "print_table", "turns_shown"]
+__all__ = ["TARGET", "Target", "measure_apis", "print_figures", "print_table", "turns_shown"]
 
 Figure = dict[str, Any]
 
 PANEL = "Server"
 
-Url = Annotated[str, typer.Option(help="The server's address.", envvar="HOLDFAST_URL", rich_help_panel=PANEL)]
-ApiKey = Annotated[
-    str | None,
-    typer.Option(help="API key of the server.", envvar="HOLDFAST_API_KEY", rich_help_panel=PANEL),
-]
-Api = Annotated[
-    Literal["auto", "sessions", "chat"],
-    typer.Option(help="Interface to measure; auto: all that the server has.", rich_help_panel=PANEL),
-]
-ModelName = Annotated[
-    str | None,
-    typer.Option(help="Model name.", rich_help_panel=PANEL, show_default="the first that it lists"),
-]
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server that is measured."""
+
+    url: Annotated[
+        str, typer.Option(help="The server's address.", envvar="HOLDFAST_URL", rich_help_panel=PANEL)
+    ] = DEFAULT_URL
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="API key of the server.", envvar="HOLDFAST_API_KEY", rich_help_panel=PANEL),
+    ] = None
+    api: Annotated[
+        Literal["auto", "sessions", "chat"],
+        typer.Option(help="Interface to measure; auto: all that the server has.", rich_help_panel=PANEL),
+    ] = "auto"
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model name.", rich_help_panel=PANEL, show_default="the first that it lists"),
+    ] = None
+
+
+TARGET = Target()
 
 
 def measure_apis(
-    title: str,
-    url: str,
-    api_key: str | None,
-    api: str,
-    model: str | None,
-    measure: Callable[[Client, str, str], Sequence[Figure]],
+    title: str, target: Target, measure: Callable[[Client, str, str], Sequence[Figure]]
 ) -> tuple[list[Figure], str]:
     """The figures of each interface of a server, and the model's name; a server that fails ends the command.
 
     `measure` gets the client, the name of an interface and that of the model.
     """
     try:
-        with Client(url, api_key, retries=Retries(attempts=2)) as client:
-            name = model if model is not None else client.models()[0]
-            found = [figure for each in apis_of(client, api) for figure in measure(client, each, name)]
+        with Client(target.url, target.api_key, retries=Retries(attempts=2)) as client:
+            name = target.model if target.model is not None else client.models()[0]
+            found = [figure for each in apis_of(client, target.api) for figure in measure(client, each, name)]
             return found, name
     except HoldfastError as error:
         raise server_refusal(title, error) from error
     except IndexError as error:
-        raise refusal(title, f"{url} lists no model; name one with --model") from error
+        raise refusal(title, f"{target.url} lists no model; name one with --model") from error
     except KeyboardInterrupt as interrupt:
         raise typer.Exit(130) from interrupt
 

@@ -9,6 +9,7 @@ table, or with `--json` one object a line. The exit status is 0 if no turn faile
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -18,20 +19,12 @@ from holdfast.bench.models import find_model
 from holdfast.bench.tables import crowd_table, sessions_table
 from holdfast.bench.url.load import Load
 from holdfast.bench.url.summary import measure_api
-from holdfast.cli.bench_remote import (
-    Api,
-    ApiKey,
-    ModelName,
-    Url,
-    measure_apis,
-    print_figures,
-    turns_shown,
-)
+from holdfast.cli.bench_remote import TARGET, Target, measure_apis, print_figures, turns_shown
+from holdfast.cli.option_groups import with_groups
 from holdfast.cli.progress import status_line
 from holdfast.cli.pull import CACHE
 from holdfast.cli.refusals import refusal
 from holdfast.client import Client
-from holdfast.client.calls import DEFAULT_URL
 from holdfast.engine.options import OptionError
 from holdfast.engine.pull import PullError
 from holdfast.models.fields import ConfigurationError
@@ -57,28 +50,40 @@ HELP = (
 )
 
 
-def sessions(
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    api: Api = "auto",
-    model: ModelName = None,
-    conversations: Annotated[
-        int, typer.Option("--sessions", min=1, help="Concurrent conversations.")
-    ] = DEFAULTS.sessions,
-    turns: Annotated[int, typer.Option(min=1, help="Turns of each conversation.")] = DEFAULTS.turns,
-    input_tokens: Annotated[int, typer.Option(min=1, help="Input words of a turn.")] = DEFAULTS.input_tokens,
-    output_tokens: Annotated[
-        int, typer.Option(min=1, help="Maximum tokens of an answer.")
-    ] = DEFAULTS.output_tokens,
-    aborts: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of turns that are aborted.")
-    ] = DEFAULTS.aborts,
-    idle: Annotated[int, typer.Option(min=0, help="Additional idle conversations.")] = DEFAULTS.idle,
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """The size of the load."""
+
+    conversations: Annotated[int, typer.Option("--sessions", min=1, help="Concurrent conversations.")] = (
+        DEFAULTS.sessions
+    )
+    turns: Annotated[int, typer.Option(min=1, help="Turns of each conversation.")] = DEFAULTS.turns
+    input_tokens: Annotated[int, typer.Option(min=1, help="Input words of a turn.")] = DEFAULTS.input_tokens
+    output_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer.")] = (
+        DEFAULTS.output_tokens
+    )
+    aborts: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of turns that are aborted.")] = (
+        DEFAULTS.aborts
+    )
+    idle: Annotated[int, typer.Option(min=0, help="Additional idle conversations.")] = DEFAULTS.idle
     ignore_eos: Annotated[
         bool, typer.Option(help="Ask for answers of full length; not every server supports it.")
-    ] = DEFAULTS.ignore_eos,
-    seed: Annotated[int, typer.Option(help="Seed of the inputs and of the aborts.")] = DEFAULTS.seed,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    ] = DEFAULTS.ignore_eos
+    seed: Annotated[int, typer.Option(help="Seed of the inputs and of the aborts.")] = DEFAULTS.seed
+
+    @property
+    def load(self) -> Load:
+        """The load of a server."""
+        return Load(
+            *(self.conversations, self.turns, self.input_tokens, self.output_tokens),
+            *(self.aborts, self.idle, self.ignore_eos, self.seed),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InProcess:
+    """A model that is loaded for the measurement, if any."""
+
     here: Annotated[
         str | None,
         typer.Option(
@@ -87,47 +92,58 @@ def sessions(
             "sessions as fit, and restore a long one from host memory and disk.",
             rich_help_panel=HERE,
         ),
-    ] = None,
+    ] = None
     history: Annotated[
         int, typer.Option(min=64, help="Tokens of the long session.", rich_help_panel=HERE)
-    ] = 6000,
+    ] = 6000
     fit: Annotated[
         int, typer.Option(min=1, help="Sessions that fit on the device.", rich_help_panel=HERE)
-    ] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.", rich_help_panel=HERE)] = 3,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the engine.", rich_help_panel=HERE)] = 1,
+    ] = 4
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.", rich_help_panel=HERE)] = 3
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the engine.", rich_help_panel=HERE)] = 1
+
+
+SIZES, IN_PROCESS = LoadOptions(), InProcess()
+
+
+@with_groups
+def sessions(
+    target: Target = TARGET,
+    sizes: LoadOptions = SIZES,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    inside: InProcess = IN_PROCESS,
 ) -> None:
     """Measure a server from outside, or an engine in this process."""
-    if here is not None:
-        sizes = {
-            "history": history,
-            "fit": fit,
-            "turns": turns,
-            "given": input_tokens,
-            "wanted": output_tokens,
-        }
-        _measure_here(here, sizes, rounds, threads, as_json)
+    if inside.here is not None:
+        _measure_here(inside.here, inside, sizes, as_json)
         return
-    load = Load(conversations, turns, input_tokens, output_tokens, aborts, idle, ignore_eos, seed)
+    load = sizes.load
 
     def measured(client: Client, api: str, name: str) -> list[Figure]:
         with turns_shown(f"bench {api}", f"of {load.sessions * load.turns} turns") as told:
-            return list(measure_api(client, api, name, api_key, load, told))
+            return list(measure_api(client, api, name, target.api_key, load, told))
 
-    figures, name = measure_apis(TITLE, url, api_key, api, model, measured)
-    table = None if as_json else lambda: sessions_table(figures, url, name, load)
+    figures, name = measure_apis(TITLE, target, measured)
+    table = None if as_json else lambda: sessions_table(figures, target.url, name, load)
     print_figures(figures, table, ("errors", "findings"))
 
 
-def _measure_here(model: str, sizes: dict[str, int], rounds: int, threads: int, as_json: bool) -> None:
+def _measure_here(model: str, inside: InProcess, sizes: LoadOptions, as_json: bool) -> None:
     """More sessions than fit on the device, in this process."""
     try:
         with find_model(model, os.environ.get(CACHE)) as found, status_line(TITLE) as progress:
             crowd = import_module("holdfast.bench.cpu.crowd")  # Imports torch, which nothing else here needs.
-            figures = crowd.measure(found, crowd.Sizes(**sizes), rounds, threads, progress)
+            sized = crowd.Sizes(
+                history=inside.history,
+                fit=inside.fit,
+                turns=sizes.turns,
+                given=sizes.input_tokens,
+                wanted=sizes.output_tokens,
+            )
+            figures = crowd.measure(found, sized, inside.rounds, inside.threads, progress)
     except OptionError as error:
         problem = f"{model} cannot hold so many tokens: {error}; try a shorter --history"
         raise refusal(TITLE, problem) from error
     except (PullError, ConfigurationError) as error:
         raise refusal(TITLE, str(error)) from error
-    print_figures(figures, None if as_json else lambda: crowd_table(figures, model, rounds), ())
+    print_figures(figures, None if as_json else lambda: crowd_table(figures, model, inside.rounds), ())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import astuple, dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.bench_remote import print_table
+from holdfast.cli.option_groups import with_groups
 from holdfast.cli.options import as_arguments, takes_options
 from holdfast.cli.progress import status_line
 from holdfast.cli.refusals import refusal
@@ -40,7 +42,21 @@ HELP = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class TurnOptions:
+    """The turns of each stream."""
+
+    turns: Annotated[int, typer.Option(min=1, help="Turns of each stream.")] = 8
+    aborts: Annotated[int, typer.Option(min=0, help="Aborted turns of each stream.")] = 4
+    input_tokens: Annotated[int, typer.Option(min=1, help="Input tokens of each turn.")] = 32
+    output_tokens: Annotated[int, typer.Option(min=4, help="Output tokens of each turn.")] = 32
+
+
+TALK = TurnOptions()
+
+
 @takes_options
+@with_groups
 def wire(
     model: Annotated[str, typer.Argument(help="Model directory, .gguf file, model name, or echo.")] = "echo",
     streams: Annotated[
@@ -51,10 +67,7 @@ def wire(
         list[int] | None,
         typer.Option(min=1, help="Tokens of history. Repeatable.", show_default="1024, 8192 and 32000"),
     ] = None,
-    turns: Annotated[int, typer.Option(min=1, help="Turns of each stream.")] = 8,
-    aborts: Annotated[int, typer.Option(min=0, help="Aborted turns of each stream.")] = 4,
-    input_tokens: Annotated[int, typer.Option(min=1, help="Input tokens of each turn.")] = 32,
-    output_tokens: Annotated[int, typer.Option(min=4, help="Output tokens of each turn.")] = 32,
+    talk: TurnOptions = TALK,
     in_process: Annotated[bool, typer.Option(help="Run the same turns in process first.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     engine_options: dict[str, Any] | None = None,
@@ -71,7 +84,7 @@ def wire(
     load = import_module("holdfast.bench.wire.load")
     rounds = [load.Round(1, length) for length in lengths]
     rounds += [load.Round(count, lengths[0]) for count in counts if count != 1]
-    workload = load.Workload(rounds, turns, aborts, input_tokens, output_tokens)
+    workload = load.Workload(rounds, *astuple(talk))
     _measure(model, stated, workload, in_process, as_json)
 
 

@@ -6,15 +6,15 @@ Reads and checks the options, then imports and runs the engine.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from holdfast.cli.options import NAMED_MODEL, chosen_model, require_companions, takes_options
+from holdfast.cli.options import NAMED_MODEL, SERVED_MODEL, chosen_model, require_companions, takes_options
 from holdfast.cli.refusals import UNUSABLE, WRONG, refusal
-from holdfast.cli.serve import LoadProgress
+from holdfast.cli.starting import starting
 from holdfast.engine.options import OptionError, make_options
-from holdfast.engine.pull import DEFAULT_MODEL, PullError
+from holdfast.engine.pull import DEFAULT_MODEL
 from holdfast.server.options import EngineProcessOptions
 
 __all__ = ["app"]
@@ -36,13 +36,7 @@ HELP = (
 @takes_options
 def engine(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="Model directory, .gguf file, model name, or echo.",
-            envvar="HOLDFAST_MODEL",
-        ),
-    ] = DEFAULT_MODEL,
+    model: SERVED_MODEL = DEFAULT_MODEL,
     named_model: NAMED_MODEL = None,
     engine_options: dict[str, Any] | None = None,
     process_options: dict[str, Any] | None = None,
@@ -63,14 +57,8 @@ def _run(model: str, stated: dict[str, Any], process: EngineProcessOptions) -> i
     """Run until a signal arrives; an error at the start is printed as one line."""
     running = import_module("holdfast.server.link.engine_process")
     unusable = import_module("holdfast.models.fields").ConfigurationError
-    progress = LoadProgress(model)
-    try:
-        return int(running.run(model, stated, process, progress))
-    except OptionError as error:
-        raise refusal("engine", error.typed, WRONG) from error
-    except unusable as error:
-        raise refusal("engine", str(error), UNUSABLE) from error
-    except (PullError, ValueError) as error:
-        raise refusal("engine", str(error), WRONG) from error
-    finally:
-        progress.stop()
+    with starting("engine", model) as progress:
+        try:
+            return int(running.run(model, stated, process, progress))
+        except unusable as error:
+            raise refusal("engine", str(error), UNUSABLE) from error

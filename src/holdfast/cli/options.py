@@ -23,15 +23,18 @@ from holdfast.cli.config import ConfigError, find_config, read_config
 from holdfast.cli.sampling_options import CHAT_DEFAULTS, SAMPLING_FIELDS
 from holdfast.engine.options import CHOICES, EngineOptions, OptionError
 from holdfast.engine.sampling import Sampling
+from holdfast.replicas.plan import ClusterOptions, written
 from holdfast.server.options import LOG_LEVELS, EngineProcessOptions, ServerOptions
 
 __all__ = [
     "ANSWER_OPTIONS",
+    "CLUSTER_OPTIONS",
     "COMPANIONS",
     "ENGINE_OPTIONS",
     "NAMED_MODEL",
     "PROCESS_OPTIONS",
     "SAMPLING_OPTIONS",
+    "SERVED_MODEL",
     "SERVER_OPTIONS",
     "Option",
     "as_arguments",
@@ -350,6 +353,23 @@ PROCESS_OPTIONS: tuple[Option, ...] = (
     ),
 )
 
+CLUSTER_OPTIONS: tuple[Option, ...] = (
+    Option(
+        "replicas",
+        int,
+        "Number of engines on Ray, one per GPU; needs `pip install 'holdfast[cluster]'`.",
+    ),
+    Option("max_replicas", int, "Number of engines under load (default: --replicas)."),
+    Option("api_replicas", int, "Number of API processes (default: 2, or 1 beside one engine)."),
+    Option("replica_cpus", float, "Processors that Ray reserves for an engine."),
+    Option(
+        "ray_address",
+        str,
+        "HOST:PORT of a Ray cluster to join, or auto (default: a cluster on this machine that ends with the "
+        "command).",
+    ),
+)
+
 SAMPLING_OPTIONS: tuple[Option, ...] = tuple(
     Option(
         field.name,
@@ -393,6 +413,7 @@ GROUPS: Mapping[str, tuple[str, tuple[Option, ...], type[Any]]] = {
     "sampling_options": ("Answers", SAMPLING_OPTIONS, Sampling),
     "engine_options": ("Engine", ENGINE_OPTIONS, EngineOptions),
     "server_options": ("Server", SERVER_OPTIONS, ServerOptions),
+    "cluster_options": ("Cluster", CLUSTER_OPTIONS, ClusterOptions),
     "process_options": ("Process", PROCESS_OPTIONS, EngineProcessOptions),
 }
 
@@ -400,6 +421,10 @@ COMPANIONS = {"durability": "journal", "disk_limit": "disk", "snapshot_seconds":
 """Options that need another one."""
 
 MODEL = "model"
+SERVED_MODEL = Annotated[
+    str,
+    typer.Argument(help="Model directory, .gguf file, model name, or echo.", envvar="HOLDFAST_MODEL"),
+]
 NAMED_MODEL = Annotated[
     str | None,
     typer.Option("--model", metavar="MODEL", help="The same as the MODEL argument.", show_default=False),
@@ -411,7 +436,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 def option_kinds() -> dict[str, Any]:
     """Every key that a configuration file may have at its top, with the type of its value."""
     kinds: dict[str, Any] = {MODEL: str}
-    for options in (ENGINE_OPTIONS, SERVER_OPTIONS):
+    for options in (ENGINE_OPTIONS, SERVER_OPTIONS, CLUSTER_OPTIONS):
         kinds |= {option.name: int | str if option.parser else option.kind for option in options}
     return kinds
 
@@ -469,15 +494,8 @@ def require_companions(stated: Mapping[str, Any]) -> None:
 def as_arguments(stated: Mapping[str, Any]) -> list[str]:
     """Engine options as `serve` takes them."""
     names = {option.name for option in ENGINE_OPTIONS}
-    written: list[str] = []
-    for name, value in stated.items():
-        assert name in names, f"{name} is an option of the engine"
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            written.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            written += [f"--{flag}", str(value)]
-    return written
+    assert stated.keys() <= names, "they are options of the engine"
+    return written(stated)
 
 
 def _default_of(owner: type[Any], name: str) -> object:

@@ -6,26 +6,32 @@ Reads and checks the options, then imports and runs the server.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from holdfast.cli.options import (
     NAMED_MODEL,
+    SERVED_MODEL,
     chosen_model,
     on_the_line,
     require_companions,
     takes_options,
 )
-from holdfast.cli.progress import StartProgress
 from holdfast.cli.refusals import UNUSABLE, WRONG, refusal
+from holdfast.cli.serve_cluster import serve_cluster
+from holdfast.cli.starting import starting
 from holdfast.engine.options import OptionError, make_options
-from holdfast.engine.pull import DEFAULT_MODEL, PullError
+from holdfast.engine.pull import DEFAULT_MODEL
+from holdfast.replicas.plan import ClusterOptions
 from holdfast.server.options import ServerOptions
 
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
+
+REPEATED = ("cors_origin", "allowed_host", "engine")
+"""Options of the server that may be given several times."""
 
 HELP = (
     "Serve a model over HTTP.\n\n"
@@ -37,7 +43,8 @@ HELP = (
     "holdfast serve DIRECTORY       a local model\n"
     "holdfast serve echo            no model: repeats its input\n"
     "holdfast serve --host 0.0.0.0 --api-keys keys.txt\n"
-    "holdfast serve --engine HOST:PORT --link-keys link.pem\n\n"
+    "holdfast serve --engine HOST:PORT --link-keys link.pem\n"
+    "holdfast serve DIRECTORY --replicas 3 --journal postgresql://…\n\n"
     "holdfast chat --url chats through it, holdfast top watches it."
 )
 
@@ -46,21 +53,21 @@ HELP = (
 @takes_options
 def serve(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="Model directory, .gguf file, model name, or echo.",
-            envvar="HOLDFAST_MODEL",
-        ),
-    ] = DEFAULT_MODEL,
+    model: SERVED_MODEL = DEFAULT_MODEL,
     named_model: NAMED_MODEL = None,
     engine_options: dict[str, Any] | None = None,
     server_options: dict[str, Any] | None = None,
+    cluster_options: dict[str, Any] | None = None,
 ) -> None:
     """Serve."""
     model = chosen_model(context, model, named_model)
     engine = engine_options or {}
     try:
+        cluster = ClusterOptions(**(cluster_options or {}))
+        if cluster.replicas is not None:
+            require_companions(engine)
+            stated = {name: _value(name, value) for name, value in (server_options or {}).items()}
+            raise typer.Exit(serve_cluster(model, cluster, engine, stated, on_the_line(context, "admin_key")))
         server = make_server_options(server_options or {})
         if server.engine:
             _require_no_engine(context, engine)
@@ -84,45 +91,17 @@ def _run(model: str, engine: dict[str, Any], server: ServerOptions) -> int:
     """Serve until a signal arrives; an error at the start is printed as one line."""
     serving = import_module("holdfast.server.serve")
     unable = import_module("holdfast.server.link.supervisor").EngineUnable
-    progress = LoadProgress(model)
-    try:
-        return int(serving.run(model, engine, server, progress))
-    except OptionError as error:
-        raise refusal("serve", error.typed, WRONG) from error
-    except unable as error:
-        raise refusal("serve", str(error), UNUSABLE if error.model else WRONG) from error
-    except (PullError, ValueError) as error:
-        raise refusal("serve", str(error), WRONG) from error
-    finally:
-        progress.stop()
-
-
-class LoadProgress:
-    """Progress bars while a model is downloaded and loaded and while its sessions are written to disk."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._shown: StartProgress | None = None
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """Update the bar of a stage."""
-        if self._shown is None:
-            self._shown = StartProgress(self._model).__enter__()
-        self._shown(stage, done, total)
-        if stage in ("load", "capture", "spill") and done >= total:
-            self.stop()
-
-    def stop(self) -> None:
-        """Remove the bars."""
-        if self._shown is not None:
-            self._shown.__exit__(None, None, None)
-            self._shown = None
+    with starting("serve", model) as progress:
+        try:
+            return int(serving.run(model, engine, server, progress))
+        except unable as error:
+            raise refusal("serve", str(error), UNUSABLE if error.model else WRONG) from error
 
 
 def make_server_options(stated: dict[str, Any]) -> ServerOptions:
     """The options of the server; raises `OptionError` for invalid values."""
-    repeated = ("cors_origin", "allowed_host", "engine")
-    values: dict[str, Any] = {
-        name: tuple(value) if name in repeated else value for name, value in stated.items()
-    }
-    return ServerOptions(**values)
+    return ServerOptions(**{name: _value(name, value) for name, value in stated.items()})
+
+
+def _value(name: str, value: Any) -> Any:
+    return tuple(value) if name in REPEATED else value

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ from holdfast.cli.terminal import heard_tokens, printable
 from holdfast.client import Client, HoldfastError
 from holdfast.client.calls import DEFAULT_URL
 from holdfast.client.values import LISTENING, SessionChange, SessionView
-from holdfast.engine.durable.places import is_database, shown
+from holdfast.engine.durable.places import fault_of, is_database, shown
 from holdfast.engine.durable.records import JournalError, StoredSession
 from holdfast.engine.durable.store import JournalInUse
 from holdfast.engine.durable.stores import open_store, read_log, read_sessions, read_vocabulary
@@ -68,6 +68,8 @@ def _errors_in_one_line(journal: str) -> Iterator[None]:
 
 def _read(journal: str) -> list[StoredSession]:
     if not is_database(journal):
+        if fault := fault_of(journal):
+            raise JournalError(f"--journal {fault}")
         if not Path(journal).exists():
             raise JournalError(f"{journal} does not exist; `holdfast serve --journal {journal}` creates it")
         if not Path(journal).is_file():
@@ -134,12 +136,8 @@ def list_sessions(
         for session in sessions:
             typer.echo(json.dumps(_described(session)))
         return
-    counted = "1 session" if len(sessions) == 1 else f"{len(sessions)} sessions"
-    table = Table(caption=_plain(f"{counted} in {shown(journal)}"))
-    for heading in ("session", "created", "from"):
-        table.add_column(heading)
-    for heading in ("turns", "tokens", "on disk"):
-        table.add_column(heading, justify="right")
+    texts, numbers = ("session", "created", "from"), ("turns", "tokens", "on disk")
+    table = _table(len(sessions), f"in {shown(journal)}", texts, numbers)
     for session in sessions:
         created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(session.created))
         held = f"{session.snapshot.length} tokens" if session.snapshot is not None else ""
@@ -157,16 +155,22 @@ def _list_open(url: str, api_key: str | None, as_json: bool) -> None:
         for session in sessions:
             typer.echo(json.dumps(_described_open(session)))
         return
-    counted = "1 session" if len(sessions) == 1 else f"{len(sessions)} sessions"
-    table = Table(caption=_plain(f"{counted} on {url}"))
-    for heading in ("session", "state", "tier"):
-        table.add_column(heading)
-    for heading in ("turns", "tokens", "heard"):
-        table.add_column(heading, justify="right")
+    texts, numbers = ("session", "state", "tier"), ("turns", "tokens", "heard")
+    table = _table(len(sessions), f"on {url}", texts, numbers)
     for session in sessions:
         counts = (str(session.turns), str(session.tokens_known), heard_tokens(session))
         table.add_row(_plain(session.id), session.state, session.tier, *counts)
     Console().print(table)
+
+
+def _table(count: int, where: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    """An empty table of sessions: columns of texts, then columns of numbers."""
+    table = Table(caption=_plain(f"{count} session{'' if count == 1 else 's'} {where}"))
+    for heading in texts:
+        table.add_column(heading)
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table
 
 
 def _described_open(session: SessionView) -> dict[str, Any]:

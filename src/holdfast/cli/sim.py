@@ -6,10 +6,8 @@ simulator crashed. With `--json` the last line is the summary. Progress goes to 
 
 from __future__ import annotations
 
-import difflib
 import json
 import traceback
-from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated
 
 import typer
@@ -17,10 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from holdfast.cli.planting import planting
 from holdfast.core.layout import LAYOUT_NAMES, PAGE_SIZE_MAX
 from holdfast.sim.explore import Exploration, explore
 from holdfast.sim.found import Crashed
-from holdfast.sim.mutants import MUTANTS, Patcher, planted
+from holdfast.sim.mutants import MUTANTS, Patcher
 from holdfast.sim.runner import PAGE_SIZES, Finding, Options, Summary, simulate
 from holdfast.sim.workloads import WORKLOADS
 
@@ -61,13 +60,7 @@ def sim(
         return
     _require("layout", layout, LAYOUT_NAMES)
     _require("workload", workload, tuple(WORKLOADS))
-    if mutant is not None and mutant not in MUTANTS:
-        near = difflib.get_close_matches(mutant, MUTANTS, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise typer.BadParameter(f"unknown mutant {mutant!r}; {meant}--list-mutants shows them all")
-    planting: AbstractContextManager[Patcher | None] = (
-        planted(mutant) if mutant is not None else nullcontext()
-    )
+    planted = planting(MUTANTS, mutant)
     notes = Console(stderr=True)
     options = Options(
         seed,
@@ -83,7 +76,7 @@ def sim(
     if mutant is not None:
         replay += f" --mutant {mutant}"
     try:
-        with planting as patcher:
+        with planted as patcher:
             if exhaustive:
                 found = _explore(states, replay, patcher, notes, as_json)
             else:

@@ -6,16 +6,17 @@ routing policies instead. With `--json` every line is an object, the last one th
 
 from __future__ import annotations
 
-import difflib
 import json
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.sim.cluster.mutants import CLUSTER_MUTANTS, planted
+from holdfast.cli.option_groups import with_groups
+from holdfast.cli.planting import planting
+from holdfast.sim.cluster.mutants import CLUSTER_MUTANTS
 from holdfast.sim.cluster.routing import Routed, compare
 from holdfast.sim.cluster.world import Options, Result, simulate
 from holdfast.sim.planting import Patcher
@@ -28,16 +29,27 @@ SIZES = (10, 100, 1000)
 app = typer.Typer(add_completion=False)
 
 
+@dataclass(frozen=True, slots=True)
+class WorldOptions:
+    """The simulated cluster."""
+
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same run.")] = 1
+    events: Annotated[int, typer.Option(min=1, help="Events with faults; a quiet end follows.")] = 1_000_000
+    replicas: Annotated[int, typer.Option(min=2, help="Replicas at the start.")] = 1000
+    sessions: Annotated[int, typer.Option(min=1, help="Clients, each with a session.")] = 20_000
+    faults: Annotated[float, typer.Option(min=0.0, help="Mean number of faults in a second.")] = 20.0
+    loss: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share of messages that are lost.")] = 0.002
+    think: Annotated[float, typer.Option(min=0.01, help="Seconds between the turns of a client.")] = 4.0
+    tenants: Annotated[int, typer.Option(min=1, help="Tenants, each with a limit of sessions.")] = 50
+
+
+WORLD = WorldOptions()
+
+
 @app.command(help="Simulate a cluster of replicas with injected faults, on the real rules of ownership.")
+@with_groups
 def sim_cluster(
-    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same run.")] = 1,
-    events: Annotated[int, typer.Option(min=1, help="Events with faults; a quiet end follows.")] = 1_000_000,
-    replicas: Annotated[int, typer.Option(min=2, help="Replicas at the start.")] = 1000,
-    sessions: Annotated[int, typer.Option(min=1, help="Clients, each with a session.")] = 20_000,
-    faults: Annotated[float, typer.Option(min=0.0, help="Mean number of faults in a second.")] = 20.0,
-    loss: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share of messages that are lost.")] = 0.002,
-    think: Annotated[float, typer.Option(min=0.01, help="Seconds between the turns of a client.")] = 4.0,
-    tenants: Annotated[int, typer.Option(min=1, help="Tenants, each with a limit of sessions.")] = 50,
+    world: WorldOptions = WORLD,
     mutant: Annotated[
         str | None, typer.Option(metavar="NAME", help="Plant a known bug, which the simulation must find.")
     ] = None,
@@ -53,17 +65,10 @@ def sim_cluster(
         _list_mutants(as_json)
         return
     if routing:
-        _print_routing(compare(SIZES, seed), as_json)
+        _print_routing(compare(SIZES, world.seed), as_json)
         return
-    if mutant is not None and mutant not in CLUSTER_MUTANTS:
-        near = difflib.get_close_matches(mutant, CLUSTER_MUTANTS, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise typer.BadParameter(f"unknown mutant {mutant!r}; {meant}--list-mutants shows them all")
-    planting: AbstractContextManager[Patcher | None] = (
-        planted(mutant) if mutant is not None else nullcontext()
-    )
-    options = Options(seed, replicas, sessions, events, faults, loss, think, tenants)
-    with planting as patcher:
+    options = Options(**asdict(world))
+    with planting(CLUSTER_MUTANTS, mutant) as patcher:
         result = simulate(options)
     _report(result, _replay_line(options, mutant), patcher, as_json)
     if result.finding is not None:

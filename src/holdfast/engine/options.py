@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.core.layout import PAGE_SIZE_MAX
-from holdfast.engine.durable.places import is_database
+from holdfast.engine.durable.places import fault_of, is_database
 from holdfast.engine.tools.options import AUTO, REASONING_PARSERS, TOOL_PARSERS
 
 log = logging.getLogger("holdfast.engine")
@@ -201,10 +201,10 @@ class EngineOptions:
             one_gpu = name == "device" and re.fullmatch(r"cuda:\d+", str(value))
             if value not in allowed and not one_gpu:
                 raise OptionError(name, f"must be one of {', '.join(allowed)}, not {value!r}")
-        if self.journal is not None and not is_database(self.journal):
-            if "://" in self.journal:  # The rest of it may hold a password.
-                raise OptionError("journal", "must name a file, or a database as postgresql://user@host/name")
-            if Path(self.journal).name in ("", ".."):
+        if self.journal is not None:
+            if fault := fault_of(self.journal):
+                raise OptionError("journal", fault)
+            if not is_database(self.journal) and Path(self.journal).name in ("", ".."):
                 raise OptionError("journal", f"must name a file, not {self.journal!r}")
         if self.disk is not None and not self.disk:
             raise OptionError("disk", "must name a directory, not ''")

@@ -9,9 +9,11 @@ from typing import Any
 from holdfast.engine.grammars import Grammars
 from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.options import EngineOptions, OptionError
+from holdfast.engine.text.chat_renderer import ChatRenderer
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tools.choose import Chosen
-from holdfast.engine.tools.options import choose_formats
+from holdfast.engine.tools.formats import call_format
+from holdfast.engine.tools.options import AUTO, NONE, choose_formats
 from holdfast.engine.tuning import Tuning
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.model import ModelDescription
@@ -25,9 +27,27 @@ def formats_of(options: EngineOptions, tokenizer: Tokenizer, config: Mapping[str
     parsers = options.tool_parser, options.reasoning_parser
     tokens = tokenizer.added_tokens.values()
     try:
-        return choose_formats(*parsers, template, tokens, config, tokenizer.response_template)
+        chosen = choose_formats(*parsers, template, tokens, config, tokenizer.response_template)
     except ValueError as error:
         raise OptionError("tool_parser", f"{options.tool_parser} cannot be used: {error}") from error
+    if options.tool_parser not in (AUTO, NONE):
+        _require_effect(chosen, tokenizer, options.tool_parser)
+    return chosen
+
+
+def _require_effect(chosen: Chosen, tokenizer: Tokenizer, stated: str) -> None:
+    """Refuse a format of calls that is not the one that the model would be told to write."""
+    if chosen.calls is None or tokenizer.template is None or call_format(chosen.calls).reasons:
+        return
+    chat = ChatRenderer(
+        tokenizer.template,
+        list(tokenizer.added_tokens.values()),
+        chosen.calls,
+        tokenizer.response_template,
+    )
+    if chat.call_format != chosen.calls:
+        told = f"its chat template has no tools, so the model is told to write {chat.call_format} calls"
+        raise OptionError("tool_parser", f"{stated} cannot be used with this model: {told}")
 
 
 @dataclass(frozen=True, slots=True)

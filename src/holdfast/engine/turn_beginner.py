@@ -21,7 +21,7 @@ from holdfast.engine.loop import EngineLoop
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.speculation import is_penalised
 from holdfast.engine.text.answer_reader import AnswerReader
-from holdfast.engine.text.stream import TurnStream
+from holdfast.engine.text.stream import Kept, TurnStream
 from holdfast.engine.tools.answer import AnswerSpec
 from holdfast.engine.turn_spec import NotesTooLarge, TurnSpec
 
@@ -81,13 +81,10 @@ class TurnBeginner:
             # A running turn's history is never cut, so that it can be read at any time until the turn ends.
             read_prompt=lambda: [*tokens.slice(0, known), *request.tokens],
             input_first=known,
-            fingerprint=spec.fingerprint,
-            grammar=spec.grammar,
+            kept=Kept(spec.fingerprint, spec.grammar, spec.note, self._keeps_reasoning(spec, session)),
             constraint=constraint,
             reader=reader,
         )
-        stream.note = spec.note
-        stream.keeps_reasoning = self._keeps_reasoning(spec, session)
         self._loop.dispatcher.listen(turn, stream, listener)
         listener.begun(turn, stream)
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from holdfast.server.link import wire
 
@@ -32,11 +34,12 @@ class ClosedSession:
     name: str
     metadata: dict[str, Any]
     turns: list[wire.NotedTurn]
+    size: int = field(init=False)
+    """About how many characters it takes."""
 
-    @property
-    def size(self) -> int:
-        """About how many characters it takes."""
-        return sum(TURN_SIZE + len(turn.note) + 2 * len(turn.text) for turn in self.turns)
+    def __post_init__(self) -> None:
+        described = len(msgspec.json.encode(self.metadata)) if self.metadata else 0
+        self.size = described + sum(map(_size_of, self.turns))
 
 
 class ClosedSessions:
@@ -53,6 +56,8 @@ class ClosedSessions:
         if not turns or closed.size > self._most:
             return
         mine = self._tenants.setdefault(tenant, OrderedDict())
+        if name in mine:
+            self.forget(mine[name])
         mine[name] = closed
         self._sizes[tenant] = self._sizes.get(tenant, 0) + closed.size
         while self._sizes[tenant] > self._most:
@@ -66,3 +71,11 @@ class ClosedSessions:
         """Keep nothing of a session any more."""
         del self._tenants[closed.tenant][closed.name]
         self._sizes[closed.tenant] -= closed.size
+
+
+def _size_of(turn: wire.NotedTurn) -> int:
+    size = TURN_SIZE + len(turn.note) + 2 * len(turn.text)
+    if turn.answer is not None:
+        calls = sum(len(call.name) + len(call.arguments) for call in turn.answer.calls)
+        size += len(turn.answer.reasoning) + calls
+    return size

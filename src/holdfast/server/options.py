@@ -22,6 +22,7 @@ TTL_MAX = 30 * 86_400.0
 """The longest time that a session is kept without use, in seconds."""
 FOUND_SESSIONS_MAX = 1 << 16
 LINK_SECONDS = 10.0
+LINK_SECONDS_LIMITS = 2.0, 86_400.0
 
 _ENGINE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
@@ -84,9 +85,10 @@ class ServerOptions:
         for name in self.allowed_host:
             if name != "*" and not _HOST_NAME.fullmatch(name) and ip_address(name.strip("[]")) is None:
                 raise OptionError("allowed_host", "must be a host name without a port, or * for any")
-        for name in ("header_seconds", "body_seconds", "drain_seconds", "hang_seconds", "link_seconds"):
+        for name in ("header_seconds", "body_seconds", "drain_seconds", "hang_seconds"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise OptionError(name, "must be a positive number of seconds")
+        _check_link(self.link_seconds)
         if not 0 < self.response_ttl <= TTL_MAX:
             raise OptionError("response_ttl", f"must be more than 0 and at most {TTL_MAX:.0f} seconds")
         if self.seed is not None and not 0 <= self.seed <= SEED_MAX:
@@ -131,9 +133,16 @@ class EngineProcessOptions:
             raise OptionError("link_keys", "is required: make a key file with `holdfast link-keys FILE`")
         if self.engine_id is not None and not _ENGINE_ID.fullmatch(self.engine_id):
             raise OptionError("engine_id", "must be 1 to 64 of the characters A-Z, a-z, 0-9, _, ., : and -")
-        for name in ("drain_seconds", "link_seconds"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise OptionError(name, "must be a positive number of seconds")
+        if not 0 < self.drain_seconds < float("inf"):
+            raise OptionError("drain_seconds", "must be a positive number of seconds")
+        _check_link(self.link_seconds)
+
+
+def _check_link(seconds: float) -> None:
+    """Heartbeats come each second; the system counts the time in milliseconds, in 32 bits."""
+    least, most = LINK_SECONDS_LIMITS
+    if not least <= seconds <= most:
+        raise OptionError("link_seconds", f"must be from {least:.0f} to {most:.0f} seconds")
 
 
 def _check_logging(level: str, form: str) -> None:

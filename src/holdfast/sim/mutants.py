@@ -6,15 +6,14 @@ ask which check noticed; a simulation can run with one to see that its checks ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from holdfast.sim.chat_mutants import CHAT_MUTANTS
 from holdfast.sim.compute_mutants import COMPUTE_MUTANTS
 from holdfast.sim.forced_mutants import FORCED_MUTANTS
 from holdfast.sim.listening_mutants import LISTENING_MUTANTS
 from holdfast.sim.memory_mutants import MEMORY_MUTANTS
-from holdfast.sim.planting import Mutant, Patcher
+from holdfast.sim.planting import Mutant, Patcher, planted_of
 from holdfast.sim.retention_mutants import RETENTION_MUTANTS
 from holdfast.sim.step_mutants import STEP_MUTANTS
 from holdfast.sim.tier_mutants import TIER_MUTANTS
@@ -40,14 +39,6 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 
-@contextmanager
-def planted(name: str) -> Iterator[Patcher]:
-    """Plant one mutant; the patcher that is yielded counts how often the faulty site was reached."""
-    if name not in MUTANTS:
-        raise ValueError(f"unknown mutant {name!r}; known: {', '.join(MUTANTS)}")
-    patcher = Patcher()
-    try:
-        MUTANTS[name].plant(patcher)
-        yield patcher
-    finally:
-        patcher.restore()
+def planted(name: str) -> AbstractContextManager[Patcher]:
+    """Plant one mutant while the context lasts."""
+    return planted_of(MUTANTS, name)

@@ -8,7 +8,8 @@ from a bug that never happened. Used by mutants.py and by the modules that defin
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -66,3 +67,16 @@ class Mutant:
     def what(self) -> str:
         """What goes wrong, in a sentence."""
         return (self.plant.__doc__ or "").strip()
+
+
+@contextmanager
+def planted_of(mutants: Mapping[str, Mutant], name: str) -> Iterator[Patcher]:
+    """Plant one of some mutants; the patcher that is yielded counts how often the faulty site was reached."""
+    if name not in mutants:
+        raise ValueError(f"unknown mutant {name!r}; known: {', '.join(mutants)}")
+    patcher = Patcher()
+    try:
+        mutants[name].plant(patcher)
+        yield patcher
+    finally:
+        patcher.restore()

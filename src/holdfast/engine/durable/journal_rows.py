@@ -23,6 +23,7 @@ from holdfast.engine.durable.records import (
     NO_SETTINGS,
     NO_TOOLS,
     TURNS_KEPT,
+    About,
     Closed,
     Compacted,
     Ended,
@@ -42,8 +43,8 @@ from holdfast.engine.durable.records import (
 LOG_KEPT = 10_000
 """Rows of the log table that are kept."""
 
-ABOUT = ("ttl", "metadata", "system", "created", "parent", "tools", "settings")
-"""The columns of a session's description, in the order of its checksum."""
+ABOUT = About._fields
+"""The columns of a session's description."""
 
 
 class JournalRows:

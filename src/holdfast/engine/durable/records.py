@@ -232,6 +232,18 @@ class StoredTurn:
     details: str = ""
 
 
+class About(NamedTuple):
+    """A session's description, in the order of its checksum."""
+
+    ttl: float | None
+    metadata: str
+    system: str | None
+    created: float
+    parent: str | None
+    tools: str = NO_TOOLS
+    settings: str = NO_SETTINGS
+
+
 @dataclass(slots=True)
 class StoredSession:
     """A session as the journal has it. `metadata`, `tools` and `settings` are JSON."""

@@ -54,12 +54,28 @@ class Remainder(NamedTuple):
         return (*self.input, *self.output)[self.kept :]
 
 
+class Kept(NamedTuple):
+    """What is kept with a turn besides its tokens.
+
+    `fingerprint` is a digest of the client's request, for idempotent retries; `note` is text of the client.
+    `grammar` is for the journal: what enforces it is the turn's constraint. Without `reasoning` the history
+    drops what the model thinks.
+    """
+
+    fingerprint: str | None = None
+    grammar: Grammar | None = None
+    note: str | None = None
+    reasoning: bool = True
+
+
+NOTHING_KEPT = Kept()
+
+
 class TurnStream:
     """The growing text of one turn: `tokens` and `text` so far, `finish` once it has ended.
 
-    The turn's input begins at `input_first` of its `prompt_tokens`. `fingerprint` is a digest of the client's
-    request, for idempotent retries. `settled_tokens` is the number of tokens up to the last place outside a
-    tool call.
+    The turn's input begins at `input_first` of its `prompt_tokens`. `settled_tokens` is the number of tokens
+    up to the last place outside a tool call.
     """
 
     __slots__ = (
@@ -95,23 +111,15 @@ class TurnStream:
         *,
         read_prompt: Callable[[], list[int]] = list,
         input_first: int = 0,
-        fingerprint: str | None = None,
-        grammar: Grammar | None = None,
+        kept: Kept = NOTHING_KEPT,
         constraint: TurnConstraint | None = None,
         reader: AnswerReader | None = None,
     ) -> None:
-        """A `reader` with a thinking budget needs a `constraint`, to force the end of the reasoning.
-
-        `grammar` is kept for the journal; what enforces it is the `constraint`.
-        """
-        self.note: str | None = None
-        """Text of the turn's client that is kept with the turn."""
-        self.keeps_reasoning = True
-        """Whether the history keeps what the model thinks."""
+        """A `reader` with a thinking budget needs a `constraint`, to force the end of the reasoning."""
+        self.fingerprint, self.grammar, self.note, self.keeps_reasoning = kept
         self.recomputed: int | None = None
-        """Where it does not: how many tokens the next turn computes again because of that."""
+        """Where the history drops the reasoning: how many tokens the next turn computes again for that."""
         self.sampling = sampling
-        self.grammar = grammar
         self.constraint = constraint
         self.reader = reader
         self.settled_tokens = 0
@@ -124,7 +132,6 @@ class TurnStream:
         self.input_first = input_first
         self._lengths: list[int] = []
         self.finish: str | None = None
-        self.fingerprint = fingerprint
         skips = sampling.skip_special_tokens
         self._silent: frozenset[int] = frozenset()
         """Special tokens that the reader does not get, since it finds its markers among them itself."""
@@ -216,8 +223,14 @@ class TurnStream:
 
         Tokens after the one that spends a thinking budget are not taken either: another one is forced there.
         """
-        if self.constraint is not None or self.reader is not None:
+        constraint = self.constraint
+        if self.reader is not None:
             return self._push_read(tokens, logprobs)
+        if constraint is not None:
+            if len(tokens) > 1 and not self.ends.isdisjoint(tokens):
+                return self._push_read(tokens, logprobs)
+            # Of tokens after a stop the grammar hears too, which nobody asks any more.
+            constraint.accept(tokens)
         taken: list[int] = []
         for index, token in enumerate(tokens):
             if self.finish is not None:

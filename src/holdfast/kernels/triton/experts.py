@@ -53,6 +53,21 @@ def _sort_picks(
     tl.store(order + first * BLOCK_M + tail, -1, mask=tail < mine * BLOCK_M)
 
 
+@triton.jit
+def store_picks(
+    gate, up, shares, out, picks, columns, rows_out, alpha, limit,
+    SHARED: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """The end of a product: the activation of gate and up, or gate times the share of its pick."""
+    real = picks >= 0
+    if SHARED:
+        result = gate * tl.load(shares + picks, mask=real, other=0.0).to(tl.float32)[:, None]
+    else:
+        result = activation_value(gate, up, alpha, limit, ACTIVATION)
+    places = out + tl.where(real, picks, 0).to(tl.int64)[:, None] * rows_out + columns[None, :]
+    tl.store(places, result.to(out.dtype.element_ty), mask=real[:, None] & (columns < rows_out)[None, :])
+
+
 @triton.jit(do_not_specialize=["rows_out"])
 def _expert_product(
     x, weight, bias, shares, out, order, block_expert, x_stride, weight_expert, weight_row, rows_out, depth,
@@ -97,12 +112,7 @@ def _expert_product(
         gate += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
         if GATED:
             up += tl.load(bias + rows_out + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
-    if SHARED:
-        result = gate * tl.load(shares + picks, mask=real, other=0.0).to(tl.float32)[:, None]
-    else:
-        result = activation_value(gate, up, alpha, limit, ACTIVATION)
-    places = out + tl.where(real, picks, 0).to(tl.int64)[:, None] * rows_out + columns[None, :]
-    tl.store(places, result.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
+    store_picks(gate, up, shares, out, picks, columns, rows_out, alpha, limit, SHARED, ACTIVATION)
 
 
 @triton.jit

@@ -28,9 +28,9 @@ from holdfast.kernels.triton.launch import (
     overlap,
     power_of_two,
     precision,
-    processors,
     wait_for_inputs,
 )
+from holdfast.kernels.triton.splits import add_splits, counters, split_depth
 
 
 class Blocks(NamedTuple):
@@ -57,9 +57,6 @@ FEW = {
     64: Blocks(64, GROUP, 4, 4, 3),
 }
 FLOAT32 = Blocks(32, GROUP, 4, 2)
-SPLITS_MOST = 16
-COUNTERS = 16_384
-"""Most tiles whose depth may be split."""
 
 
 @triton.jit
@@ -149,18 +146,7 @@ def _few_product(
     stored = inside[:, None] & real[None, :]
     last = True
     if SPLIT:
-        within = tl.arange(0, ROWS)[:, None] * TOKENS + token[None, :]
-        parts = partial + tile.to(tl.int64) * splits * (ROWS * TOKENS) + within
-        tl.store(parts + split * (ROWS * TOKENS), total)
-        # All threads have stored before one of them signals it.
-        tl.debug_barrier()
-        last = tl.atomic_add(arrived + tile, 1) == splits - 1
-        if last:
-            tl.store(arrived + tile, 0)
-            total = tl.zeros([ROWS, TOKENS], tl.float32)
-            for other in tl.range(0, splits):
-                # Written by other programs of this launch: bypass the L1 cache.
-                total += tl.load(parts + other * (ROWS * TOKENS), cache_modifier=".cg")
+        total, last = add_splits(total, partial, arrived, tile, split, splits, token, ROWS, TOKENS)
     if last:
         if HAS_BIAS:
             total += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[:, None]
@@ -207,12 +193,6 @@ def _convert(codes, scales, out, depth, scale_row, block_rows, block_depth, BLOC
     tl.store(out + row * depth + column, value.to(out.dtype.element_ty), mask=inside)
 
 
-@cache
-def _counters(device: torch.device) -> torch.Tensor:
-    """The arrival counters of split tiles; zero between launches, which never run concurrently."""
-    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
-
-
 class _Weight(NamedTuple):
     codes: torch.Tensor
     scales: torch.Tensor
@@ -249,14 +229,11 @@ def _few(
     height = power_of_two(tokens, 16)
     blocks = FLOAT32 if x.dtype == torch.float32 else FEW[height]
     tiles = ceiling(rows_out, blocks.rows)
-    wanted = processors(x.device.index) * blocks.filling // tiles
-    splits = max(1, min(SPLITS_MOST, wanted, depth // (2 * blocks.depth))) if tiles <= COUNTERS else 1
-    size = tiles * splits * blocks.rows * height if splits > 1 else 0
-    partial = torch.empty(size, dtype=torch.float32, device=x.device) if size else x
+    splits, partial = split_depth(x, tiles, blocks.rows * height, depth // blocks.depth, blocks.filling)
     values, value_scales, group = (x, x, depth) if rounded is None else rounded
     _few_product[(tiles, splits)](
         values, value_scales, weight.codes, weight.scales, x if bias is None else bias, out, partial,
-        _counters(x.device), tokens, rows_out, depth, values.stride(0), value_scales.stride(0), group,
+        counters(x.device), tokens, rows_out, depth, values.stride(0), value_scales.stride(0), group,
         weight.scales.stride(0), *weight.block, splits,
         HAS_BIAS=bias is not None, ROUNDED=rounded is not None, SPLIT=splits > 1, TOKENS=height,
         ROWS=blocks.rows, DEPTH=blocks.depth, PRECISION=precision(x.dtype),

@@ -11,7 +11,6 @@ Same functions as in `kernels/torch/quantised.py`. Called through `holdfast.kern
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -25,9 +24,9 @@ from holdfast.kernels.triton.launch import (
     overlap,
     power_of_two,
     precision,
-    processors,
     wait_for_inputs,
 )
+from holdfast.kernels.triton.splits import add_splits, counters, split_depth
 
 FEW_TOKENS = 64
 DEPTH = 128
@@ -35,9 +34,6 @@ DEPTH = 128
 ROWS = {16: 64, 32: 64, 64: 64}
 FILLING = 4
 """Programs for each multiprocessor."""
-SPLITS_MOST = 16
-COUNTERS = 16_384
-"""Most tiles whose depth may be split."""
 PIECE = 1 << 26
 """Most elements of a weight that are dequantised at once, for many tokens."""
 
@@ -197,18 +193,7 @@ def _few_product(
         total += part
     last = True
     if SPLIT:
-        within = tl.arange(0, ROWS)[:, None] * TOKENS + token[None, :]
-        parts = partial + tile.to(tl.int64) * splits * (ROWS * TOKENS) + within
-        tl.store(parts + split * (ROWS * TOKENS), total)
-        # All threads have stored before one of them signals it.
-        tl.debug_barrier()
-        last = tl.atomic_add(arrived + tile, 1) == splits - 1
-        if last:
-            tl.store(arrived + tile, 0)
-            total = tl.zeros([ROWS, TOKENS], tl.float32)
-            for other in tl.range(0, splits):
-                # Written by other programs of this launch: bypass the L1 cache.
-                total += tl.load(parts + other * (ROWS * TOKENS), cache_modifier=".cg")
+        total, last = add_splits(total, partial, arrived, tile, split, splits, token, ROWS, TOKENS)
     if last:
         if HAS_FACTORS:
             total *= tl.load(factors + row, mask=inside, other=0.0)[:, None]
@@ -245,12 +230,6 @@ def _dequantise(
         tl.store(at, value.to(out.dtype.element_ty), mask=mask)
 
 
-@cache
-def _counters(device: torch.device) -> torch.Tensor:
-    """The arrival counters of split tiles; zero between launches, which never run concurrently."""
-    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
-
-
 def _given(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
     """An optional argument: some tensor stands for one that is not read."""
     return other if tensor is None else tensor
@@ -261,14 +240,11 @@ def _few(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) ->
     height = power_of_two(tokens, 16)
     rows = 32 if x.dtype == torch.float32 else ROWS[height]
     tiles = ceiling(rows_out, rows)
-    wanted = processors(x.device.index) * FILLING // tiles
-    splits = max(1, min(SPLITS_MOST, wanted, depth // (2 * DEPTH))) if tiles <= COUNTERS else 1
-    size = tiles * splits * rows * height if splits > 1 else 0
-    partial = torch.empty(size, dtype=torch.float32, device=x.device) if size else x
+    splits, partial = split_depth(x, tiles, rows * height, depth // DEPTH, FILLING)
     out = torch.empty(tokens, rows_out, dtype=x.dtype, device=x.device)
     _few_product[(tiles, splits)](
         x, _given(weight.permutation, x), weight.codes, weight.scales, _given(weight.zeros, x),
-        _given(weight.factors, x), _given(bias, x), out, partial, _counters(x.device), tokens, rows_out,
+        _given(weight.factors, x), _given(bias, x), out, partial, counters(x.device), tokens, rows_out,
         depth, x.stride(0), weight.group, splits,
         HAS_BIAS=bias is not None, HAS_FACTORS=weight.factors is not None,
         PERMUTED=weight.permutation is not None, SPLIT=splits > 1, TOKENS=height, ROWS=rows, DEPTH=DEPTH,

@@ -14,8 +14,7 @@ import triton.language as tl
 
 from holdfast.kernels.quantised import QuantisedWeight
 from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp
-from holdfast.kernels.triton.activation import activation_value
-from holdfast.kernels.triton.experts import sort_picks, sum_picks
+from holdfast.kernels.triton.experts import sort_picks, store_picks, sum_picks
 from holdfast.kernels.triton.launch import ceiling, precision
 from holdfast.kernels.triton.quantised import DEPTH, flags_of, scale_values, tile_values
 
@@ -92,12 +91,7 @@ def _expert_product(
         gate += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[None, :]
         if GATED:
             up += tl.load(bias + rows_out + row, mask=inside, other=0.0).to(tl.float32)[None, :]
-    if SHARED:
-        result = gate * tl.load(shares + picks, mask=real, other=0.0).to(tl.float32)[:, None]
-    else:
-        result = activation_value(gate, up, alpha, limit, ACTIVATION)
-    places = out + tl.where(real, picks, 0).to(tl.int64)[:, None] * rows_out + columns[None, :]
-    tl.store(places, result.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
+    store_picks(gate, up, shares, out, picks, columns, rows_out, alpha, limit, SHARED, ACTIVATION)
 
 
 def _arguments(

@@ -13,11 +13,15 @@ from enum import Enum, auto
 from pathlib import Path
 
 from holdfast.models.fields import ConfigurationError, Fields
+from holdfast.models.quantised.patterns import compile_bounded
 
 log = logging.getLogger("holdfast.models")
 
 BLOCK = 128
 """The block of fp8 weights in both directions."""
+
+PATTERN_SHOWN = 200
+"""Characters of a pattern in an error."""
 
 INSTEAD = (
     "give a checkpoint in 16 bits, in MXFP4, NVFP4, fp8, GPTQ, AWQ or compressed-tensors, or a GGUF file"
@@ -250,10 +254,11 @@ def _awq(fields: Fields) -> tuple[Rule, ...]:
 
 def _compiled(fields: Fields, pattern: str) -> re.Pattern[str]:
     try:
-        return re.compile(f"^(?:{pattern})")
-    except re.error as error:
+        return compile_bounded(pattern)
+    except (re.error, ValueError) as error:
+        shown = pattern if len(pattern) <= PATTERN_SHOWN else f"{pattern[:PATTERN_SHOWN]}…"
         raise ConfigurationError(
-            f"{fields.where}: {pattern!r} is not a regular expression: {error}"
+            f"{fields.where}: {shown!r} is not a regular expression that can be used: {error}"
         ) from error
 
 

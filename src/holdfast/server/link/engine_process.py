@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from holdfast.engine.durable.membership import Membership
+from holdfast.engine.durable.places import without_credentials
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pauses import bound_pauses
 from holdfast.engine.pull import ECHO_MODELS, resolve_model
@@ -249,7 +250,7 @@ def run(model: str, engine_options: dict[str, Any], options: EngineProcessOption
     opened = make_options(**chosen)
     loop = open_loop(path, opened, progress, outbox, serve_early=True, member=member)
     commands = EngineCommands(loop, outbox)
-    about = EngineHost(commands, path, name, dict(engine_options))
+    about = EngineHost(commands, path, name, without_credentials(engine_options))
     peers = Peers(bound, context, about, options.link_seconds)
     carrier = Carrier(client_context(options.link_keys), about.model) if about.journal else None
     worker = SharedWorker(peers, commands, options.drain_seconds, carrier)

@@ -20,7 +20,7 @@ import logging
 import secrets
 import ssl
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -115,6 +115,8 @@ class EngineSet:
         observer: EngineSetObserver,
     ) -> None:
         self._observer = observer
+        self._context = context
+        self._link_seconds = link_seconds
         self._identity = secrets.token_hex(16)
         self._prefix = 1 + secrets.randbelow((1 << (63 - wire.CALL_BITS)) - 1)
         self._numbers = itertools.count(self._prefix << wire.CALL_BITS)
@@ -130,34 +132,66 @@ class EngineSet:
         self._pictures = JoinedPictures()
         self._ready = asyncio.Event()
         self._stopped = asyncio.Event()
-        self.engines = {
-            address: RemoteEngine(
-                address,
-                EngineClient(Seat(self, observer, address), self._numbers, turn_lost),
-                context,
-                link_seconds,
-                self._greeting,
-                self._judge,
-            )
-            for address in addresses
-        }
-        self._finder = Finder(self.engines, self.ask)
+        self._changed = asyncio.Event()
+        self.engines: dict[str, RemoteEngine] = {}
+        self._finder = Finder(lambda: self.engines, self.ask)
+        self.change(addresses)
 
     # --- the links --------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Keep links to all engines until `stop`."""
-        links = [asyncio.create_task(engine.run()) for engine in self.engines.values()]
+        links: dict[RemoteEngine, asyncio.Task[None]] = {}
         stopped = asyncio.create_task(self._stopped.wait())
         try:
-            await asyncio.wait([*links, stopped], return_when=asyncio.FIRST_COMPLETED)
-            for link in links:
-                if link.done():
-                    link.result()  # It ends only by a mistake.
+            while not stopped.done():
+                self._changed.clear()
+                kept = list(self.engines.values())
+                ended = [links.pop(engine) for engine in list(links) if engine not in kept]
+                for link in ended:
+                    link.cancel()
+                await asyncio.gather(*ended, return_exceptions=True)
+                links |= {each: asyncio.create_task(each.run()) for each in kept if each not in links}
+                changed = asyncio.create_task(self._changed.wait())
+                waited = [*links.values(), stopped, changed]
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                for link in links.values():
+                    if link.done():
+                        link.result()  # It ends only by a mistake.
         finally:
-            for task in (*links, stopped):
+            for task in (*links.values(), stopped):
                 task.cancel()
-            await asyncio.gather(*links, stopped, return_exceptions=True)
+            await asyncio.gather(*links.values(), stopped, return_exceptions=True)
+
+    def change(self, addresses: Sequence[str], moved: Mapping[str, str] | None = None) -> None:
+        """Use the engines at these addresses from now on, and no others.
+
+        `moved` names the new addresses of engines that serve elsewhere now: their sessions are there.
+        """
+        engines = {each: self.engines.get(each) or self._engine(each) for each in addresses}
+        for address in self.engines.keys() - engines.keys():
+            for session in self.directory.owned(address):
+                self.directory.forget(session)
+                if (new := (moved or {}).get(address)) is not None:
+                    self.directory.note(session, new)
+        self.engines = engines  # A new table: others may be going through the old one.
+        self._changed.set()
+
+    def _engine(self, address: str) -> RemoteEngine:
+        return RemoteEngine(
+            address,
+            EngineClient(Seat(self, self._observer, address), self._numbers, turn_lost),
+            self._context,
+            self._link_seconds,
+            self._greeting,
+            self._judge,
+        )
+
+    def _name_of(self, address: str) -> str:
+        """The name of an engine; the address of one that is used no more."""
+        engine = self.engines.get(address)
+        return address if engine is None else engine.name
 
     async def wait_ready(self) -> None:
         """Wait until an engine serves."""
@@ -234,7 +268,8 @@ class EngineSet:
     def own(self, session: str, address: str) -> bool:
         """An engine says that it has a session; False if another one has it."""
         owner = self.directory.owner(session)
-        if not self.shared and owner is not None and owner != address and self.engines[owner].up:
+        other = None if owner in (None, address) else self.engines.get(owner or "")
+        if not self.shared and other is not None and other.up:
             fields = {"session": session, "engine": address, "kept": owner}
             log.error("two engines have a session of one name", extra={"fields": fields})
             return False
@@ -252,7 +287,7 @@ class EngineSet:
 
     def joined(self, address: str, ready: wire.Ready) -> None:
         """An engine serves."""
-        self.events.add("up", self.engines[address].name)
+        self.events.add("up", self._name_of(address))
         if self.shared:
             self._observer.engine_ready(ready, None)
             self._ready.set()
@@ -267,7 +302,7 @@ class EngineSet:
 
     def left(self, address: str) -> list[str]:
         """A link is lost: the sessions of chats that nobody can find any more."""
-        self.events.add("down", self.engines[address].name)
+        self.events.add("down", self._name_of(address))
         lost = [session for session, owner in self._volatile.items() if owner == address]
         for session in lost:
             del self._volatile[session]
@@ -312,7 +347,7 @@ class EngineSet:
             before = self._left.pop(session, None) or self.directory.owner(session)
             found = await self._finder.in_journal(session, before)
             if found is not None and before not in (None, found[0]):
-                self.events.add("taken over", self.engines[found[0]].name, session=session)
+                self.events.add("taken over", self._name_of(found[0]), session=session)
             return found
         return await self._finder.at_any(session)
 

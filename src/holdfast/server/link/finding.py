@@ -61,16 +61,20 @@ class Patience:
 
 
 class Finder:
-    """Asks engines for sessions."""
+    """Asks engines for sessions. Which engines there are may change."""
 
     def __init__(
         self,
-        engines: Mapping[str, RemoteEngine],
+        engines: Callable[[], Mapping[str, RemoteEngine]],
         ask: Callable[[RemoteEngine, wire.Command], Awaitable[wire.Done]],
     ) -> None:
         """`ask` sends a question to an engine."""
-        self._engines = engines
+        self._table = engines
         self._ask = ask
+
+    @property
+    def _engines(self) -> Mapping[str, RemoteEngine]:
+        return self._table()
 
     async def at_any(self, session: str) -> Place | None:
         """Ask all engines for a session."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-__all__ = ["FrameSocket", "Frames", "framed"]
+__all__ = ["FrameSocket", "Frames", "framed", "watch"]
 
 READ_BYTES = 1 << 18
 """What is read from a socket at a time."""
@@ -25,6 +25,17 @@ _LENGTH = struct.Struct("<I")
 def framed(content: bytes) -> bytes:
     """Bytes as a frame."""
     return _LENGTH.pack(len(content)) + content
+
+
+def watch(poll: select.poll, watched: tuple[int, ...], others: Iterable[int]) -> tuple[int, ...]:
+    """Have `poll` watch some descriptors in place of those that it watched; returns what it watches."""
+    wanted = tuple(others)
+    if wanted != watched:
+        for descriptor in watched:
+            poll.unregister(descriptor)
+        for descriptor in wanted:
+            poll.register(descriptor, select.POLLIN)
+    return wanted
 
 
 class Frames:
@@ -117,7 +128,7 @@ class FrameSocket:
             self._next = self.receive()
         if self._next is not None:
             return True
-        self._watch(tuple(others))
+        self._watched = watch(self._poll, self._watched, others)
         found = self._poll.poll(int(1000 * seconds))
         if self._asks_room:
             self.flush()
@@ -152,12 +163,3 @@ class FrameSocket:
             self._ended = True
             self._poll.unregister(self._socket)
         self._unsent.clear()
-
-    def _watch(self, others: tuple[int, ...]) -> None:
-        if others == self._watched:
-            return
-        for descriptor in self._watched:
-            self._poll.unregister(descriptor)
-        for descriptor in others:
-            self._poll.register(descriptor, select.POLLIN)
-        self._watched = others

@@ -29,6 +29,7 @@ import msgspec
 
 from holdfast.core.turn import KEEP_ALL
 from holdfast.server.link import wire
+from holdfast.server.link.frames import watch
 from holdfast.server.link.lived_time import LivedTime
 from holdfast.server.link.refusal_log import RefusalLog
 from holdfast.server.link.secure_socket import SecureSocket, set_timeouts
@@ -179,7 +180,7 @@ class Peers:
         """Wait for a command, or for news on other descriptors, in whole milliseconds; whether any came."""
         if self._came:
             return True
-        self._watch(tuple(others))
+        self._watched = watch(self._poll, self._watched, others)
         return self._look(int(1000 * seconds)) or bool(self._came)
 
     def receive(self) -> tuple[wire.Command, int] | None:
@@ -240,10 +241,12 @@ class Peers:
             self._poll.register(connected, select.POLLIN)
 
     def _read(self, peer: Peer) -> None:
+        """Hear the frames that have come: up to one that is refused, or to the end of the connection."""
         secure = peer.secure
         if secure.read() and peer.calls:
             peer.silence.reset()
-        while (frame := secure.take()) is not None:
+        closed = secure.ended
+        while secure.ended is closed and (frame := secure.take()) is not None:
             try:
                 self._hear(peer, wire.decode_command(frame), len(frame))
             except msgspec.MsgspecError as error:
@@ -433,12 +436,3 @@ class Peers:
         self._listener.close()
         for peer in [*self._members.values(), *self._strangers.values()]:
             peer.secure.close(seconds)
-
-    def _watch(self, others: tuple[int, ...]) -> None:
-        if others == self._watched:
-            return
-        for descriptor in self._watched:
-            self._poll.unregister(descriptor)
-        for descriptor in others:
-            self._poll.register(descriptor, select.POLLIN)
-        self._watched = others

@@ -41,7 +41,7 @@ class KeysNotMade(RuntimeError):
 
 def write_keys(path: Path) -> None:
     """Write a new key file that only this user may read; an existing file is not replaced."""
-    if path.exists():
+    if os.path.lexists(path):
         raise KeysNotMade(f"{path} exists; remove it, or choose another name")
     with tempfile.TemporaryDirectory(prefix="holdfast-keys-") as folder:
         key, certificate = Path(folder) / "key", Path(folder) / "certificate"
@@ -62,8 +62,12 @@ def write_keys(path: Path) -> None:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise KeysNotMade(f"{path} cannot be written: {error.strerror}") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise KeysNotMade(f"{path} cannot be written: {error.strerror}") from error
 
 
 def server_context(path: str) -> ssl.SSLContext:
@@ -84,7 +88,7 @@ def _context(path: str, side: ssl._SSLMethod) -> ssl.SSLContext:
     context.check_hostname = False  # The certificate names a group of processes, not a host.
     context.verify_mode = ssl.CERT_REQUIRED
     try:
-        context.load_cert_chain(path)
+        context.load_cert_chain(path, password=b"")  # Without one, OpenSSL asks at the terminal.
         context.load_verify_locations(path)
     except OSError as error:
         made = "make one with `holdfast link-keys FILE`"

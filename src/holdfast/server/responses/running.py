@@ -28,6 +28,9 @@ log = logging.getLogger("holdfast.server")
 EVENTS_MAX = 1 << 16
 """Events that are kept of responses after their end; one that has none counts as one."""
 
+EVENT_BYTES = 4096
+"""Events with the whole response have as many bytes as its instructions, tools and output."""
+
 BATCH_BYTES = 64 << 10
 """Events that a reader is given at a time."""
 
@@ -191,8 +194,8 @@ class Running:
 
     @property
     def events(self) -> int:
-        """How many of its events are kept."""
-        return len(self._log)
+        """How many of its events are kept; a long one counts once more for each `EVENT_BYTES`."""
+        return sum(1 + len(event.body) // EVENT_BYTES for event in self._log)
 
     async def result(self) -> dict[str, Any]:
         """The response as it ended; raises the problem if it failed."""
@@ -212,12 +215,21 @@ class Recent:
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, Running]] = {}
         self._events: Counter[str] = Counter()
+        self._counted: dict[tuple[str, str], int] = {}
+        """What each counts for in `_events`."""
+        self._ending: list[Running] = []
+        """Those that may have had further events since they were counted."""
 
     def add(self, running: Running) -> None:
         """Keep one; others are forgotten for it."""
         tenant, key = running.key
         self._kept.setdefault(tenant, {})[key] = running
-        self._events[tenant] += 1 + running.events
+        self._ending.append(running)
+        for each in self._ending:
+            if self.get(each.key) is each:
+                self._events[each.key[0]] += 1 + each.events - self._counted.get(each.key, 0)
+                self._counted[each.key] = 1 + each.events
+        self._ending = [each for each in self._ending if not each.ended.is_set()]
         while self._events.total() > EVENTS_MAX and sum(map(len, self._kept.values())) > 1:
             largest = max(self._events, key=self._events.__getitem__)
             self.drop((largest, next(iter(self._kept[largest]))))
@@ -233,7 +245,7 @@ class Recent:
         running = mine.pop(name, None)
         if running is None:
             return False
-        self._events[tenant] -= 1 + running.events
+        self._events[tenant] -= self._counted.pop(key)
         if not mine:
             del self._kept[tenant], self._events[tenant]
         return True

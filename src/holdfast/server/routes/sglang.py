@@ -8,7 +8,7 @@ that leaves no room is rejected.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast import __version__
-from holdfast.engine.durable.places import shown
+from holdfast.engine.durable.places import without_credentials
 from holdfast.engine.sampling import Sampling
 from holdfast.server.http.answers import FeedAnswer, TurnAnswer, event, json_answer
 from holdfast.server.http.clients import client_of
@@ -192,12 +192,6 @@ async def model_info(request: Request) -> Response:
     )
 
 
-def _shown(options: dict[str, Any]) -> dict[str, Any]:
-    """The engine's options without credentials."""
-    journal = options.get("journal")
-    return options if journal is None else {**options, "journal": shown(journal)}
-
-
 @router.get("/get_server_info", **documented(None, "The server, for its admin."))
 @router.get("/server_info", **documented(None, "The server, for its admin."))
 async def server_info(request: Request) -> Response:
@@ -206,7 +200,7 @@ async def server_info(request: Request) -> Response:
     state = {} if pulse is None else {"running": pulse.running, "queued": pulse.queued, "step": pulse.step}
     return json_answer(
         {
-            **_shown(service.supervisor.engine_options),
+            **without_credentials(service.supervisor.engine_options),
             "model_path": facts.path,
             "tokenizer_path": facts.path,
             "served_model_name": service.model_name,

@@ -169,7 +169,8 @@ class Reader {
     const rows = [];
     while (!this.ended && this.line.trim() && this.line.includes("|")) rows.push(cells(this.step()));
     const headings = head.map((each) => node("th", { scope: "col" }, inline(each)));
-    const body = rows.map((row) => node("tr", {}, head.map((_, place) => node("td", {}, inline(row[place] ?? "")))));
+    // Cells that a row lacks are not made: a wide head and many short rows would be far more than what was written.
+    const body = rows.map((row) => node("tr", {}, row.slice(0, head.length).map((each) => node("td", {}, inline(each)))));
     const whole = node("table", {}, node("thead", {}, node("tr", {}, headings)), node("tbody", {}, body));
     return node("div", { class: "wide", tabindex: "0" }, whole);
   }

@@ -7,6 +7,7 @@ import { readTools } from "/web/tools.js";
 const FORMAT = "holdfast-conversation";
 const VERSION = 1;
 const BYTES_MAX = 16 << 20;
+const TURNS_MAX = 2000;
 
 export class Transfer {
   constructor(forest, drawer) {
@@ -67,12 +68,13 @@ export function read(text) {
   const { tools, problem } = readTools(JSON.stringify(file.tools ?? []));
   if (problem) return { problem };
   if (!Array.isArray(file.turns)) return { problem: "The file has no turns." };
+  if (file.turns.length > TURNS_MAX) return { problem: `The file has ${file.turns.length} turns, at most ${TURNS_MAX} can be shown.` };
   const place = file.turns.findIndex((turn) => !isTurn(turn));
   if (place >= 0) return { problem: `Turn ${place + 1} of the file is not a turn.` };
   const past = file.turns.map((turn) => ({
     ...newTurn(turn.input, {}, "after", turn.messages ?? null),
     text: turn.text, reasoning: turn.reasoning ?? "", state: "past",
-    calls: (turn.calls ?? []).map((call) => ({ ...call, result: call.result ?? null })),
+    calls: (turn.calls ?? []).map(({ id, name, arguments: given, result }) => ({ id, name, arguments: given, result: result ?? null })),
   }));
   return { given: { tools, system: typeof file.system === "string" ? file.system : "", past }, problem: "" };
 }

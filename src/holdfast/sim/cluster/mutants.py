@@ -6,8 +6,8 @@ the bug did something else than the right code would. See `sim/planting.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from types import FunctionType
 
 from holdfast.cluster.lives import LEASE_SECONDS, Life, LifeState
@@ -16,7 +16,7 @@ from holdfast.cluster.ownership import Claimed, Kind, Ownership, Row, Write
 from holdfast.sim.cluster import replica as replica_module
 from holdfast.sim.cluster.history import Answer, History, Op, recognised
 from holdfast.sim.cluster.replica import Copy, Replica
-from holdfast.sim.planting import Mutant, Patcher
+from holdfast.sim.planting import Mutant, Patcher, planted_of
 
 __all__ = ["CLUSTER_MUTANTS", "planted"]
 
@@ -345,14 +345,6 @@ CLUSTER_MUTANTS = {
 }
 
 
-@contextmanager
-def planted(name: str) -> Iterator[Patcher]:
-    """Plant one mutant; the patcher counts how often it took effect."""
-    if name not in CLUSTER_MUTANTS:
-        raise ValueError(f"unknown mutant {name!r}; known: {', '.join(CLUSTER_MUTANTS)}")
-    patcher = Patcher()
-    try:
-        CLUSTER_MUTANTS[name].plant(patcher)
-        yield patcher
-    finally:
-        patcher.restore()
+def planted(name: str) -> AbstractContextManager[Patcher]:
+    """Plant one mutant while the context lasts."""
+    return planted_of(CLUSTER_MUTANTS, name)

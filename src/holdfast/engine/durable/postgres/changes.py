@@ -18,9 +18,8 @@ from holdfast.cluster.ownership import Kind, Write
 from holdfast.core.tokens import TOKEN_BYTES, pack
 from holdfast.engine.durable.journal_tables import description_checksum, row_checksum, turn_checksum
 from holdfast.engine.durable.records import (
-    NO_SETTINGS,
-    NO_TOOLS,
     TURNS_KEPT,
+    About,
     Closed,
     Compacted,
     Ended,
@@ -44,18 +43,6 @@ Row = TypeVar("Row")
 
 LIFE_BITS = 40
 """Turns are numbered within their life: a life may write 2 ** 40 of them."""
-
-
-class About(NamedTuple):
-    """A session's description, in the order of its checksum."""
-
-    ttl: float | None
-    metadata: str
-    system: str | None
-    created: float
-    parent: str | None
-    tools: str = NO_TOOLS
-    settings: str = NO_SETTINGS
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import Diagnostic
 
-from holdfast.engine.durable.places import shown
+from holdfast.engine.durable.places import fault_of, shown
 from holdfast.engine.durable.records import JournalError
 from holdfast.engine.durable.store import Durability
 
@@ -61,7 +61,9 @@ def named(url: str, name: str) -> str:
 
 
 def connect(url: str, durability: Durability = "fsync") -> Connection:
-    """A connection whose statements have time limits."""
+    """A connection whose statements have time limits; `JournalError` if the URL is malformed."""
+    if fault := fault_of(url):
+        raise JournalError(f"{shown(url)} {fault}")
     given = conninfo_to_dict(url)
     stated = {name: value for name, value in DEFAULTS.items() if name not in given}
     opened: Connection = psycopg.connect(
