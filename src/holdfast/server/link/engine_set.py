@@ -21,13 +21,13 @@ import secrets
 import ssl
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
 
 from holdfast.server.http.problems import Problem, engine_unavailable, from_refusal
 from holdfast.server.link import wire
+from holdfast.server.link.calls import Once, session_of
 from holdfast.server.link.cluster_events import ClusterEvents
 from holdfast.server.link.directory import AskedDirectory, Directory
 from holdfast.server.link.engine_client import EngineClient, LoopTime, TurnFeed, joined_times
@@ -461,14 +461,14 @@ class EngineSet:
             try:
                 return engine, await self._call_at(engine, command, number, heard, over)
             except Problem as problem:
-                if not await self._again(problem, _session_of(command), engine, patience):
+                if not await self._again(problem, session_of(command), engine, patience):
                     raise
 
     async def _for(self, command: wire.Command) -> RemoteEngine:
         """The engine that a command concerns."""
         if isinstance(command, wire.OpenSession):
             return await self._for_new(command.session)
-        engine = await self._found(_session_of(command))
+        engine = await self._found(session_of(command))
         if isinstance(command, wire.Fork) and await self._is_elsewhere(command.child, engine):
             raise from_refusal("session_exists", "", "id")
         return engine
@@ -583,27 +583,3 @@ class EngineSet:
                 }
                 return [by_name[name] for name in question.names if name in by_name]
         return None
-
-
-class Once:
-    """Calls something once."""
-
-    __slots__ = ("_act",)
-
-    def __init__(self, act: Callable[[], None] | None) -> None:
-        self._act = act
-
-    def __call__(self) -> None:
-        act, self._act = self._act, None
-        if act is not None:
-            act()
-
-
-def _session_of(command: wire.Command) -> str:
-    """The session that a command is about."""
-    if isinstance(command, wire.Ask):
-        assert command.name is not None, f"{command.what} is asked of a session"
-        return command.name
-    with suppress(AttributeError):
-        return str(command.session)  # type: ignore[union-attr]
-    raise AssertionError("not a command of an API process")
