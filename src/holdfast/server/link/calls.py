@@ -1,4 +1,4 @@
-"""Parts of a call to one of several engines: the session that it is about, and a callback that is due once."""
+"""A call to one of several engines: the session that it is about, and a callback that is due once."""
 
 from __future__ import annotations
 

@@ -128,6 +128,8 @@ class EngineSet:
         """Engines of chats' sessions, by name: no other API process knows of these."""
         self._left: dict[str, str] = {}
         """Where sessions were that are looked for: an engine that was restarted may have their files."""
+        self._cut_off: dict[str, str] = {}
+        """Engines of sessions that are looked for, where these cannot write the journal."""
         self.events = ClusterEvents()
         self._pictures = JoinedPictures()
         self._ready = asyncio.Event()
@@ -345,7 +347,8 @@ class EngineSet:
         """Ask for a session at all engines, or at one that finds it in their journal."""
         if self.shared:
             before = self._left.pop(session, None) or self.directory.owner(session)
-            found = await self._finder.in_journal(session, before)
+            unable = self._cut_off.pop(session, None)
+            found = await self._finder.in_journal(session, before, () if unable is None else (unable,))
             if found is not None and before not in (None, found[0]):
                 self.events.add("taken over", self._name_of(found[0]), session=session)
             return found
@@ -358,7 +361,14 @@ class EngineSet:
 
     async def _again(self, problem: Problem, session: str, engine: RemoteEngine, patience: Patience) -> bool:
         """Whether a command that was refused is sent again, to the engine that its session is at by now."""
-        if not self.shared or session in self._volatile or not await patience.again(problem):
+        if not self.shared or session in self._volatile:
+            return False
+        if problem.code == "journal_unavailable":
+            if patience.cut_off or len(self._up) < 2:
+                return False
+            patience.cut_off = True
+            self._cut_off[session] = engine.address
+        elif not await patience.again(problem):
             return False
         if self.directory.owner(session) == engine.address:
             self.directory.forget(session)
