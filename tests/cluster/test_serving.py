@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from holdfast.cluster.lives import LifeState
-from tests.databases import run_sql, start_cluster
+from tests.cluster.cutting import Proxy
+from tests.databases import run_sql, shared_cluster, start_cluster
 from tests.server.apart import Apart, states, until
 from tests.server.serving import Server
 from tests.server.shared import Shared, Talker, stored_turns, talk_all
@@ -266,3 +267,26 @@ def test_the_database_is_away_under_load(apart: Apart, how: str) -> None:
         apart.end()
     finally:
         database.remove()
+
+
+def test_an_engine_that_is_cut_off_from_the_journal_loses_its_sessions(apart: Apart) -> None:
+    database = shared_cluster()
+    name = database.new_database()
+    with Proxy(database.directory) as proxy:
+        shared = Shared(apart, url=database.url(name), engines=2, apis=0)
+        beyond = f"postgresql://holdfast@/{name}?host={proxy.directory}"
+        shared.url = beyond
+        shared.engines.append(shared.engine())
+        shared.url = database.url(name)
+        api = apart.api(*shared.engines)
+        shared.apis.append(api)
+        names = [api.open(f"s{number}") for number in range(6)]
+        for each in names:
+            api.say(each, "one")
+        cut = next(each for each in names if shared.of(each) == 2)
+        proxy.part()
+        shared.engines[2].says("the journal cannot be written")
+        turn = {"input": "two", "turn_id": "t2"}
+        assert retried(lambda: api.post(f"/v1/sessions/{cut}/turns", turn)).json()["text"] == "two"
+        assert api.state(cut)["engine"] in ("e0", "e1") and api.state(cut)["turns"] == 2
+        shared.engines[2].process.kill()

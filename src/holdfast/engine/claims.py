@@ -122,6 +122,10 @@ class SessionClaims:
         if waiting is not None:
             waiting.append(told)
             return
+        fault = self._loop.session_log.fault
+        if fault is not None:
+            told(Found(refusal=JournalUnavailable(f"the journal cannot be asked: {fault}")))
+            return
         registry = self._loop.scheduler.registry
         if len(registry.sessions) + len(self._claiming) >= registry.policy.sessions_max:
             told(Found(refusal=TooManySessions("the engine has its maximum of open sessions")))

@@ -143,7 +143,7 @@ class Carrier:
         def told() -> bool:
             try:
                 return self._tell(self._link(address), session)
-            except OSError:
+            except (OSError, CarryFailed):  # The other engine drops links that are silent.
                 return self._tell(self._link(address, fresh=True), session)
 
         return self._submit(told)

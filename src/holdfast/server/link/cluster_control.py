@@ -10,10 +10,11 @@ Called by the routes of the admin, on the event loop.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from holdfast.cluster.lives import ALIVE
-from holdfast.cluster.placement import rebalance
+from holdfast.cluster.placement import Load, rebalance
 from holdfast.server.http.problems import Problem, bad_field, engine_unavailable
 from holdfast.server.link import wire
 from holdfast.server.link.engine_set import EngineSet
@@ -106,15 +107,16 @@ class ClusterControl:
         """Move sessions at rest away from engines under pressure; what was moved."""
         self._require_shared()
         up = [each for each in self._up() if each.last_pulse is not None and not each.draining]
+        reports = [await self._reports(each) for each in up]
         loads = {
-            number: load_of(number, pulse)
+            number: held_by(reports[number], load_of(number, pulse), pulse)
             for number, each in enumerate(up)
             if (pulse := each.last_pulse) is not None
         }
         moved: list[dict[str, Any]] = []
         for number, load in loads.items():
             others = [other for life, other in loads.items() if life != number]
-            idle = await self._idle(up[number])
+            idle = idle_first(reports[number])
             units = dict(idle)
             for move in rebalance(load, idle, others)[:MOVED_MAX]:
                 try:
@@ -127,15 +129,37 @@ class ClusterControl:
                 loads[move.target].used += units[move.session]
         return moved
 
-    async def _idle(self, engine: RemoteEngine) -> list[tuple[str, int]]:
-        """An engine's sessions at rest with their units, the longest idle first."""
+    async def _reports(self, engine: RemoteEngine) -> list[dict[str, Any]]:
+        """An engine's sessions, as it reports them."""
         names = sorted(self._engines.directory.owned(engine.address))
-        done = await self._engines.ask(engine, wire.Ask(0, Question.SESSIONS, names=names))
-        resting = [each for each in done.answer if each["state"] == "IDLE"]
-        resting.sort(key=lambda each: -float(each["idle_seconds"]))
-        return [(each["id"], _units(each)) for each in resting]
+        found: list[dict[str, Any]] = (
+            await self._engines.ask(engine, wire.Ask(0, Question.SESSIONS, names=names))
+        ).answer
+        return found
 
 
-def _units(report: dict[str, Any]) -> int:
+def idle_first(reports: Iterable[dict[str, Any]]) -> list[tuple[str, int]]:
+    """Sessions at rest on the device with their units, the longest idle first."""
+    resting = [each for each in reports if each["state"] == "IDLE"]
+    resting.sort(key=lambda each: -float(each["idle_seconds"]))
+    return [(each["id"], units_of(each)) for each in resting]
+
+
+def units_of(report: dict[str, Any]) -> int:
+    """The units that a session needs: its own, and those that it leases from the prefix tree."""
     held = report["memory"]
-    return max(1, *(int(held[name]["units"]) for name in ("full", "window", "state")))
+    most = max(int(held[name]["units"]) for name in ("window", "state"))
+    return max(1, int(held["full"]["units"]) + int(held["leased"]["full"]), most)
+
+
+def held_by(reports: Iterable[dict[str, Any]], load: Load, pulse: wire.Pulse) -> Load:
+    """The load of an engine with what its sessions lease; a prefix counts for each session that leases it.
+
+    A heartbeat counts all of the prefix tree as free, although sessions need parts of it.
+    """
+    places = [units for component, tier, _, units in pulse.holders if (component, tier) == ("full", "device")]
+    size = sum(places)
+    needed = min(size, sum(units_of(each) for each in reports if each["tier"] == "device"))
+    if not size or needed / size <= load.share:
+        return load
+    return Load(load.life, needed, size, load.turns)

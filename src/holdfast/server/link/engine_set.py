@@ -21,13 +21,13 @@ import secrets
 import ssl
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
 
 from holdfast.server.http.problems import Problem, engine_unavailable, from_refusal
 from holdfast.server.link import wire
+from holdfast.server.link.calls import Once, session_of
 from holdfast.server.link.cluster_events import ClusterEvents
 from holdfast.server.link.directory import AskedDirectory, Directory
 from holdfast.server.link.engine_client import EngineClient, LoopTime, TurnFeed, joined_times
@@ -128,6 +128,8 @@ class EngineSet:
         """Engines of chats' sessions, by name: no other API process knows of these."""
         self._left: dict[str, str] = {}
         """Where sessions were that are looked for: an engine that was restarted may have their files."""
+        self._cut_off: dict[str, str] = {}
+        """Engines of sessions that are looked for, where these cannot write the journal."""
         self.events = ClusterEvents()
         self._pictures = JoinedPictures()
         self._ready = asyncio.Event()
@@ -345,7 +347,8 @@ class EngineSet:
         """Ask for a session at all engines, or at one that finds it in their journal."""
         if self.shared:
             before = self._left.pop(session, None) or self.directory.owner(session)
-            found = await self._finder.in_journal(session, before)
+            unable = self._cut_off.pop(session, None)
+            found = await self._finder.in_journal(session, before, () if unable is None else (unable,))
             if found is not None and before not in (None, found[0]):
                 self.events.add("taken over", self._name_of(found[0]), session=session)
             return found
@@ -358,7 +361,14 @@ class EngineSet:
 
     async def _again(self, problem: Problem, session: str, engine: RemoteEngine, patience: Patience) -> bool:
         """Whether a command that was refused is sent again, to the engine that its session is at by now."""
-        if not self.shared or session in self._volatile or not await patience.again(problem):
+        if not self.shared or session in self._volatile:
+            return False
+        if problem.code == "journal_unavailable":
+            if patience.cut_off or len(self._up) < 2:
+                return False
+            patience.cut_off = True
+            self._cut_off[session] = engine.address
+        elif not await patience.again(problem):
             return False
         if self.directory.owner(session) == engine.address:
             self.directory.forget(session)
@@ -461,14 +471,14 @@ class EngineSet:
             try:
                 return engine, await self._call_at(engine, command, number, heard, over)
             except Problem as problem:
-                if not await self._again(problem, _session_of(command), engine, patience):
+                if not await self._again(problem, session_of(command), engine, patience):
                     raise
 
     async def _for(self, command: wire.Command) -> RemoteEngine:
         """The engine that a command concerns."""
         if isinstance(command, wire.OpenSession):
             return await self._for_new(command.session)
-        engine = await self._found(_session_of(command))
+        engine = await self._found(session_of(command))
         if isinstance(command, wire.Fork) and await self._is_elsewhere(command.child, engine):
             raise from_refusal("session_exists", "", "id")
         return engine
@@ -583,27 +593,3 @@ class EngineSet:
                 }
                 return [by_name[name] for name in question.names if name in by_name]
         return None
-
-
-class Once:
-    """Calls something once."""
-
-    __slots__ = ("_act",)
-
-    def __init__(self, act: Callable[[], None] | None) -> None:
-        self._act = act
-
-    def __call__(self) -> None:
-        act, self._act = self._act, None
-        if act is not None:
-            act()
-
-
-def _session_of(command: wire.Command) -> str:
-    """The session that a command is about."""
-    if isinstance(command, wire.Ask):
-        assert command.name is not None, f"{command.what} is asked of a session"
-        return command.name
-    with suppress(AttributeError):
-        return str(command.session)  # type: ignore[union-attr]
-    raise AssertionError("not a command of an API process")

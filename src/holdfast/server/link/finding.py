@@ -6,6 +6,7 @@ there: one engine is asked, which answers with the owner, or takes the session o
     nobody knows it here     any engine asks the journal                    one message, one statement
     its engine has ended     an engine claims it; the lease decides         within a second of a kill
     its engine is draining   it is asked for until it was handed over
+    its engine is cut off    from the journal: another engine claims it, once the lease was not renewed
 
 A session is looked for no longer than `PATIENCE_SECONDS`; then the client gets an error that may be retried.
 Used by `engine_set`.
@@ -40,9 +41,11 @@ Place = tuple[str, wire.StoredSession]
 class Patience:
     """How often one request looks for a session again."""
 
-    __slots__ = ("_until", "_waits")
+    __slots__ = ("_until", "_waits", "cut_off")
 
     def __init__(self) -> None:
+        self.cut_off = False
+        """Whether an engine was found that cannot write the journal."""
         self._until = time.monotonic() + PATIENCE_SECONDS
         self._waits = False
 
@@ -88,16 +91,18 @@ class Finder:
                 return engine.address, msgspec.convert(answer.answer, wire.StoredSession)
         return None
 
-    async def in_journal(self, session: str, before: str | None) -> Place | None:
+    async def in_journal(
+        self, session: str, before: str | None, unable: Collection[str] = ()
+    ) -> Place | None:
         """Find a session in the journal that the engines share; `before` is where it was last known.
 
-        None if there is no such session. Raises `engine_unavailable` if its engine cannot be reached and has
-        not ended.
+        `unable` are engines that cannot write the journal. None if there is no such session. Raises
+        `engine_unavailable` if its engine cannot be reached and has not ended.
         """
-        patience, full = Patience(), set[str]()
-        engine = self._claimer(before, full)
+        patience, full, cut_off = Patience(), set[str](), set(unable)
+        engine = self._claimer(before, full | cut_off)
         while True:
-            answer = await self._claimed(engine, session, patience, full)
+            answer = await self._claimed(engine, session, patience, full, cut_off)
             if answer is not None:
                 found = msgspec.convert(answer.answer, wire.Found | None)
                 if found is None:
@@ -105,25 +110,41 @@ class Finder:
                 if found.stored is not None:
                     return engine.address, found.stored
                 owner = self._named(found.engine)
-                if owner is not None and owner.up and owner is not engine:
+                if owner is not None and owner.up and owner not in (engine, *self._at(cut_off)):
                     engine = owner  # It has the session, or reads it.
                     continue
             if not await patience.pause():
                 raise engine_unavailable()
-            engine = self._claimer(before, full)
+            engine = self._claimer(before, full | cut_off)
+
+    def _at(self, addresses: Collection[str]) -> list[RemoteEngine]:
+        return [each for each in self._engines.values() if each.address in addresses]
 
     async def _claimed(
-        self, engine: RemoteEngine, session: str, patience: Patience, full: set[str]
+        self,
+        engine: RemoteEngine,
+        session: str,
+        patience: Patience,
+        full: set[str],
+        cut_off: set[str],
     ) -> wire.Done | None:
-        """Ask an engine; None if it is to be asked again, or another one. `full` ones have no room for it."""
-        lost = [each.name for each in self._engines.values() if not each.up and each.welcome is not None]
+        """Ask an engine; None if it is to be asked again, or another one.
+
+        Engines without room are added to `full`, those that cannot reach the journal to `cut_off`.
+        """
+        known = [each for each in self._engines.values() if each.welcome is not None]
+        lost = [each.name for each in known if not each.up or each.address in cut_off]
         try:
             return await self._ask(engine, wire.Claim(0, session, lost))
         except Problem as problem:
-            if problem.code not in ("engine_lost", "engine_unavailable", "too_many_sessions"):
-                raise
-            if problem.code == "too_many_sessions":
+            if problem.code == "journal_unavailable":
+                cut_off.add(engine.address)
+                if all(each.address in cut_off for each in self._engines.values() if each.up):
+                    raise
+            elif problem.code == "too_many_sessions":
                 full.add(engine.address)
+            elif problem.code not in ("engine_lost", "engine_unavailable"):
+                raise
             if not await patience.pause():
                 raise
             return None

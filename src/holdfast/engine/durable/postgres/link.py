@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -55,9 +55,9 @@ def name_of(url: str) -> str:
 
 def named(url: str, name: str) -> str:
     """The URL for a server of this name."""
-    parts = urlsplit(url)
-    given = [(key, value) for key, value in parse_qsl(parts.query) if key != "application_name"]
-    return urlunsplit(parts._replace(query=urlencode([*given, ("application_name", name)], quote_via=quote)))
+    place, _, query = url.partition("?")
+    given = [part for part in query.split("&") if part and not part.startswith("application_name=")]
+    return f"{place}?{'&'.join([*given, f'application_name={quote(name)}'])}"
 
 
 def connect(url: str, durability: Durability = "fsync") -> Connection:
