@@ -38,6 +38,7 @@ JUDGED = (
     "registry.py",
     "requirements.py",
     "retention.py",
+    "sequence.py",
     "session.py",
     "settler.py",
     "sharing.py",

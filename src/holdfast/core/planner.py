@@ -224,8 +224,7 @@ class PlanBuilder:
             count = min(count, cut - start)
         assert count > 0, "a turn that runs has something to compute"
         whole = start + count == known
-        if not whole:
-            drafts = []
+        assert whole or not drafts, "drafts follow everything that is known"
         source = sequence.state_source() if ledger.layout.state else None
         ledger.purpose = "draft reserve" if drafts else "chunk" if turn.computed else "first chunk"
         if drafts:

@@ -319,12 +319,10 @@ class Sequence:
         run = self.window
         assert run is not None
         for point in reversed(self.points):
-            if run.first <= first:
-                return
             owned = point.window
             if owned is None:
                 continue
-            if owned.end != run.first:
+            if run.first <= first or owned.end != run.first:
                 return
             start = max(first, owned.first)
             taken = owned.hold.split(start - owned.first).move_to(self.holder)
