@@ -81,6 +81,22 @@ $(CLIENT_VERBS): clients-%: install $(CLIENTS)/%.stamp
 	HOLDFAST_PYTHON=$(CURDIR)/$(BIN)/python $(CLIENTS)/$*/bin/python -m pytest tests/clients/$* \
 		--results tests/clients/passed.json $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 
+# A real Ray cluster of three engines on this machine. Ray (80 MB, many processes) is in an environment of its own that
+# sees the packages of the first. It needs PostgreSQL and about 5 GiB of memory.
+CLUSTER := .venv-cluster
+
+$(CLUSTER)/installed.stamp: $(STAMP)
+	$(PYTHON) -m venv $(CLUSTER)
+	$(CLUSTER)/bin/python -c 'import pathlib, sys, sysconfig; \
+		pathlib.Path(sysconfig.get_path("purelib"), "holdfast.pth").write_text("\n".join(sys.argv[1:]))' \
+		$(CURDIR)/src $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+	$(CLUSTER)/bin/python -m pip install --quiet 'ray[serve]>=2.60,<2.61'
+	touch $@
+
+.PHONY: cluster-test
+cluster-test: install $(CLUSTER)/installed.stamp
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -m 'not soak' tests/ray $(ARGS)
+
 .PHONY: check
 check: install
 	$(BIN)/ruff format --check src tests
@@ -107,5 +123,5 @@ screenshots: install
 
 .PHONY: clean
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(NODE_CLIENTS)/node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
+	rm -rf $(VENV) $(CLIENTS) $(CLUSTER) $(NODE_CLIENTS)/node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -31,6 +31,7 @@ class Proxy:
         self.cut = False
         self.cuts = 0
         self.directory = Path(tempfile.mkdtemp(prefix="holdfast-cut-"))
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.directory / NAME))
         self._listener.listen()
@@ -45,6 +46,14 @@ class Proxy:
     ) -> None:
         self._listener.close()
 
+    def part(self) -> None:
+        """Cut all connections, and accept no others."""
+        (self.directory / NAME).unlink()
+        for pair in self._pairs:
+            for end in pair:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
     def _accept(self) -> None:
         while True:
             try:
@@ -53,6 +62,7 @@ class Proxy:
                 return
             server = socket.socket(socket.AF_UNIX)
             server.connect(str(self.behind))
+            self._pairs.append((client, server))
             for source, target, cuts in ((client, server, False), (server, client, True)):
                 threading.Thread(target=self._pass_on, args=(source, target, cuts), daemon=True).start()
 

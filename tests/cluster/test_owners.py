@@ -458,6 +458,6 @@ def test_a_session_is_found_with_the_address_of_its_owner(place: str) -> None:
         keep(member, opened("s"))
         with closing(connect(place)) as connection:
             found = owners.locate(connection, ["s", "nothing"])
-            assert found == {"s": (member.life, "live", "10.0.0.7:7000", False)}
+            assert found == {"s": (member.life, "live", "10.0.0.7:7000", False, "named")}
             run_sql(place, "UPDATE lives SET lease = now() - interval '1 s'")
             assert owners.locate(connection, ["s"])["s"].lapsed

@@ -6,7 +6,6 @@ partly filled, or computes everything again if no page is free.
 
 import pytest
 
-from holdfast.core.layout import Component
 from tests.core.driver import STATEFUL, Driver, prompt
 
 PAGED = [name for name in STATEFUL if name != "state"]
@@ -49,12 +48,9 @@ def test_it_goes_on_from_where_it_had_resumed(layout: str) -> None:
 @pytest.mark.parametrize("layout", PAGED)
 def test_without_a_page_for_the_copy_it_is_computed_again(layout: str) -> None:
     driver = interrupted_at_a_tail(layout)
-    component = driver.layout.components[0]
-    pool = driver.ledger.pool(component)
-    assert component is not Component.STATE
-    pool.guard(lambda _pool, _count: False)
-    driver.scheduler.abort("a", "t", driver.now, keep=1)
-    pool.guard(None)
+    with driver.starved("cut copy", times=1) as struck:
+        driver.scheduler.abort("a", "t", driver.now, keep=1)
+    assert struck == ["cut copy"]
     assert driver.session("a").sequence.computed == 0
     assert len(driver.tokens()) == INPUT_END + 1
     driver.run()

@@ -89,6 +89,25 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 # --- batches ---
 
 
+@pytest.mark.parametrize(
+    ("url", "renamed"),
+    [
+        ("postgresql:///db", "postgresql:///db?application_name=e%3A1"),
+        (
+            "postgresql://a@h:5/db?sslmode=require",
+            "postgresql://a@h:5/db?sslmode=require&application_name=e%3A1",
+        ),
+        (
+            "postgresql://@/db?application_name=x&host=/run",
+            "postgresql://@/db?host=/run&application_name=e%3A1",
+        ),
+    ],
+)
+def test_an_engine_has_its_own_name_in_the_url(url: str, renamed: str) -> None:
+    assert link.named(url, "e:1") == renamed
+    assert link.name_of(renamed) == "e:1"
+
+
 def test_a_batch_is_one_statement(journal: PostgresJournal, statements: list[tuple[str, str]]) -> None:
     keep(journal, *(opened(f"s{number}") for number in range(20)))
     statements.clear()

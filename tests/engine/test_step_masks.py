@@ -149,18 +149,3 @@ def test_masks_that_cannot_be_filled_ahead_are_left(masks: StepMasks) -> None:
     wanted = [Wanted(0, pending), Wanted(1, failed), Wanted(2, plain, (1,)), Wanted(9, plain)]
     assert masks.ahead([*wanted, Wanted(0, TurnConstraint(None))]) == []
     assert masks.ahead([Wanted(0, plain)]) == [Ahead(0, plain, 0)]
-
-
-def test_a_mask_of_one_token_leaves_the_grammar_to_say_what_follows(masks: StepMasks) -> None:
-    forced = forcing(1)
-    forced.accept(allowed_by(forced)[1:2])
-    free, bound = TurnConstraint(matcher(3)), TurnConstraint(forced)
-    masks.open(2, [(0, 1), (1, 2)])
-    begun = masks.ahead([Wanted(0, free), Wanted(1, bound)])
-    masks.fill_ahead(begun)
-    expected = bound.grammar_matcher.forced()
-    masks.tell_choices(begun)
-    free.matcher = None
-    assert free.forced() == [], "known without the grammar"
-    assert expected
-    assert list(bound.forced()) == expected

@@ -268,6 +268,12 @@ def test_a_body_that_two_could_read_differently_ends_the_connection(echo: Server
     assert b"connection: close" in answer.lower()
 
 
+@pytest.mark.parametrize(("version", "expected"), [("1.0", 200), ("1.1", 200), ("2.0", 505), ("9.9", 505)])
+def test_a_version_of_http_that_is_not_spoken_is_rejected(echo: Server, version: str, expected: int) -> None:
+    answer = exchange(echo, f"GET / HTTP/{version}\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+    assert status(answer) == expected
+
+
 @pytest.mark.parametrize(
     ("request_text", "expected"),
     [

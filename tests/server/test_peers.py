@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,11 +32,19 @@ READY = wire.Pulse(0, 0, 0, 0, {}, [], 0)
 class Engine:
     """What peers need of an engine."""
 
+    later: tuple[wire.Elsewhere, ...] = ()
+
     def welcome(self, greeting: wire.Greeting) -> wire.Welcome | str:
         return wire.Welcome(wire.PROTOCOL, "e", "life", greeting.model)
 
     def introduction(self) -> list[wire.Report]:
         return [READY]
+
+    def pulse(self) -> wire.Pulse:
+        return READY
+
+    def untold(self) -> Iterator[wire.Elsewhere]:
+        yield from self.later
 
     def stored(self, name: str) -> wire.StoredSession | None:
         return STORED if name == VIEW.name else None
@@ -44,7 +53,7 @@ class Engine:
 class Client:
     """An API process in the test's own thread."""
 
-    def __init__(self, peers: Peers, port: int, keys: Path, calls: int) -> None:
+    def __init__(self, peers: Peers, port: int, keys: Path, calls: int, engine: bool) -> None:
         self.peers = peers
         self.calls = calls
         self._socket = socket.create_connection(("127.0.0.1", port))
@@ -55,7 +64,7 @@ class Client:
         self._shaken = False
         while not self._shaken:
             self._pump()
-        self.say(wire.Greeting(wire.PROTOCOL, f"client {calls}", calls))
+        self.say(wire.Greeting(wire.PROTOCOL, f"client {calls}", calls, engine=engine))
         assert isinstance(self.hear(), wire.Welcome) and self.hear() == READY
 
     def number(self, call: int) -> int:
@@ -118,8 +127,8 @@ def peers(keys: Path) -> Iterator[Peers]:
     made.close(0.0)
 
 
-def joined(peers: Peers, keys: Path, calls: int) -> Client:
-    return Client(peers, peers._listener.getsockname()[1], keys, calls)
+def joined(peers: Peers, keys: Path, calls: int, engine: bool = False) -> Client:
+    return Client(peers, peers._listener.getsockname()[1], keys, calls, engine)
 
 
 def commands(peers: Peers, count: int) -> list[wire.Command]:
@@ -281,3 +290,32 @@ def test_refusals_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None
     assert caplog.messages[-1] == f"{100 - LINES_MAX} more links were refused"
     refusals.tell("another")
     assert caplog.messages[-1].endswith("another")
+
+
+def test_a_new_member_is_told_of_sessions_in_portions(peers: Peers, keys: Path) -> None:
+    engine: Any = peers._host
+    engine.later = tuple(wire.Elsewhere([STORED]) for _ in range(3))
+    client = joined(peers, keys, 5)
+    told: list[wire.Report] = []
+    for _ in range(1000):
+        peers.wait(0.01)
+        told += client.heard()
+        if len(told) == 3:
+            break
+    assert told == list(engine.later)
+    client.close()
+
+
+def test_another_engine_hears_only_answers(peers: Peers, keys: Path) -> None:
+    client = joined(peers, keys, 5)
+    other = joined(peers, keys, 6, engine=True)
+    other.say(wire.Stage(other.number(1), "ann/s", "m", "l", 3, "digest", 10))
+    assert commands(peers, 1) == [wire.Stage(other.number(1), "ann/s", "m", "l", 3, "digest", 10)]
+    peers.send([wire.Step([], [], [("ann/s", "closed")]), wire.Done(client.number(1), VIEW)])
+    peers.send([wire.Done(other.number(1))])
+    assert other.hear() == wire.Done(other.number(1))
+    other.close()
+    (abandoned,) = commands(peers, 1)
+    assert isinstance(abandoned, wire.Portion)
+    assert (abandoned.stage, abandoned.content) == (other.number(1), b"")
+    client.close()

@@ -20,10 +20,10 @@ def client_of(server: Server, tenant: str) -> httpx.Client:
     return httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {key}"}, timeout=60)
 
 
-def talk(client: httpx.Client, name: str, words: int) -> dict[str, Any]:
+def talk(client: httpx.Client, name: str, words: int, letter: str = "x") -> dict[str, Any]:
     """A session with one turn of so many tokens in and out together: the model takes letters for tokens."""
     assert client.post("/v1/sessions", json={"id": name}).status_code == 201
-    answer = client.post(f"/v1/sessions/{name}/turns", json={"input": "x" * words})
+    answer = client.post(f"/v1/sessions/{name}/turns", json={"input": letter * words})
     assert answer.status_code == 200, answer.text
     turn: dict[str, Any] = answer.json()
     return turn
@@ -46,7 +46,7 @@ def test_a_tenant_stays_within_its_part_and_takes_from_itself(serve: Serve, tmp_
         talk(bob, "kept", 1000)
         before = held(bob, "bob")
         for number in range(6):
-            talk(alice, f"s{number}", 1000)
+            talk(alice, f"s{number}", 1000, "abcdef"[number])  # None finds another's prefix.
             assert held(alice, "alice")[0] <= 256 == held(alice, "alice")[1]
         assert held(bob, "bob") == before and before[1] == 1024
         again = bob.post("/v1/sessions/kept/turns", json={"input": "again"}).json()

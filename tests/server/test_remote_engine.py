@@ -97,7 +97,7 @@ def address(server: asyncio.Server) -> str:
     [
         (framed(b"\xc1"), "a message that cannot be read"),
         (b"\xff\xff\xff\xff", "bytes, of at most"),
-        (framed(wire.encode(wire.Welcome(2, "e", "life", "model"))), "it speaks version 2 of the link"),
+        (framed(wire.encode(wire.Welcome(3, "e", "life", "model"))), "it speaks version 3 of the link"),
         (b"ready", "the engine did not say who it is"),
         (framed(wire.encode(wire.Unable("no room"))), "the engine refused the link: no room"),
     ],

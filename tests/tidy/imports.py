@@ -1,8 +1,8 @@
 """Who may import whom, and what a file imports.
 
 Owns the direction of imports between the packages and the list of what the core must not touch. Imports run
-downwards only: cli -> bench -> server -> engine -> (models -> kernels), core, cluster; cli -> sim -> core,
-cluster; bench -> client.
+downwards only: cli -> bench, replicas -> server -> engine -> (models -> kernels), core, cluster; cli -> sim
+-> core, cluster; bench -> client.
 """
 
 import ast
@@ -14,7 +14,20 @@ PACKAGE = "holdfast"
 # What each package may import of the others. The empty name is the top-level module itself.
 MAY_IMPORT: dict[str, set[str]] = {
     "": {"engine"},
-    "cli": {"", "bench", "server", "engine", "models", "kernels", "core", "cluster", "sim", "client"},
+    "cli": {
+        "",
+        "bench",
+        "server",
+        "engine",
+        "models",
+        "kernels",
+        "core",
+        "cluster",
+        "sim",
+        "client",
+        "replicas",
+    },
+    "replicas": {"", "server", "engine", "cluster"},
     "bench": {"", "server", "engine", "models", "kernels", "core", "client"},
     "server": {"", "engine", "models", "core", "cluster"},
     "engine": {"models", "kernels", "core", "cluster"},
@@ -68,6 +81,7 @@ THIRD_PARTY_DENIED: dict[str, set[str]] = {
 MAY_IMPORT_EXTRAS: dict[str, set[str]] = {
     "server": {"otel"},
     "engine": {"cluster"},
+    "replicas": {"cluster"},
     "bench": {"bench", "test"},
 }
 
@@ -75,6 +89,9 @@ MAY_IMPORT_EXTRAS: dict[str, set[str]] = {
 # Modules outside `cli` that read environment variables.
 ENVIRONMENT_READERS = {
     "holdfast.engine.pull",  # XDG_CACHE_HOME; the environment of pip
+    "holdfast.replicas.engine_runner",  # that of its child
+    "holdfast.replicas.haproxy",  # to become HAProxy
+    "holdfast.replicas.surroundings",  # Ray Serve's variables
     "holdfast.server.http.keys",  # HOLDFAST_API_KEYS
     "holdfast.server.telemetry.tracing",  # OpenTelemetry's variables
 }

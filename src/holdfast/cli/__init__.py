@@ -51,6 +51,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("top", "holdfast.cli.top", "Watch a server: sessions, turns and memory by holder."),
     Command("sessions", "holdfast.cli.sessions", "Inspect the sessions of a journal."),
+    Command("cluster", "holdfast.cli.cluster", "Look at engines, drain them, and move sessions."),
     Command("pull", "holdfast.cli.pull", "Download a model into the cache."),
     Command("bench", "holdfast.cli.bench", "Measure, and show each figure beside its baseline."),
     Command("sim", "holdfast.cli.sim", "Simulate a server with injected faults, on the real core."),

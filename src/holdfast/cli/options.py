@@ -23,10 +23,12 @@ from holdfast.cli.config import ConfigError, find_config, read_config
 from holdfast.cli.sampling_options import CHAT_DEFAULTS, SAMPLING_FIELDS
 from holdfast.engine.options import CHOICES, EngineOptions, OptionError
 from holdfast.engine.sampling import Sampling
+from holdfast.replicas.plan import ClusterOptions, written
 from holdfast.server.options import LOG_LEVELS, EngineProcessOptions, ServerOptions
 
 __all__ = [
     "ANSWER_OPTIONS",
+    "CLUSTER_OPTIONS",
     "COMPANIONS",
     "ENGINE_OPTIONS",
     "NAMED_MODEL",
@@ -338,10 +340,33 @@ PROCESS_OPTIONS: tuple[Option, ...] = (
     Option("listen", str, "HOST:PORT to listen on for API processes; port 0 takes a free one."),
     *LINK_OPTIONS,
     Option("engine_id", str, "Name of the engine in reports (default: the host's name and the port)."),
+    Option("advertise", str, "HOST:PORT where other engines reach this one (default: where it listens)."),
+    Option(
+        "tenant_sessions",
+        int,
+        "Maximum number of open sessions per key over all engines that share a journal in PostgreSQL.",
+    ),
     *(
         option
         for option in SERVER_OPTIONS
         if option.name in ("api_keys", "drain_seconds", "log_level", "log_format")
+    ),
+)
+
+CLUSTER_OPTIONS: tuple[Option, ...] = (
+    Option(
+        "replicas",
+        int,
+        "Number of engines on Ray, one per GPU; needs `pip install 'holdfast[cluster]'`.",
+    ),
+    Option("max_replicas", int, "Number of engines under load (default: --replicas)."),
+    Option("api_replicas", int, "Number of API processes (default: 2, or 1 beside one engine)."),
+    Option("replica_cpus", float, "Processors that Ray reserves for an engine."),
+    Option(
+        "ray_address",
+        str,
+        "HOST:PORT of a Ray cluster to join, or auto (default: a cluster on this machine that ends with the "
+        "command).",
     ),
 )
 
@@ -388,6 +413,7 @@ GROUPS: Mapping[str, tuple[str, tuple[Option, ...], type[Any]]] = {
     "sampling_options": ("Answers", SAMPLING_OPTIONS, Sampling),
     "engine_options": ("Engine", ENGINE_OPTIONS, EngineOptions),
     "server_options": ("Server", SERVER_OPTIONS, ServerOptions),
+    "cluster_options": ("Cluster", CLUSTER_OPTIONS, ClusterOptions),
     "process_options": ("Process", PROCESS_OPTIONS, EngineProcessOptions),
 }
 
@@ -410,7 +436,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 def option_kinds() -> dict[str, Any]:
     """Every key that a configuration file may have at its top, with the type of its value."""
     kinds: dict[str, Any] = {MODEL: str}
-    for options in (ENGINE_OPTIONS, SERVER_OPTIONS):
+    for options in (ENGINE_OPTIONS, SERVER_OPTIONS, CLUSTER_OPTIONS):
         kinds |= {option.name: int | str if option.parser else option.kind for option in options}
     return kinds
 
@@ -468,15 +494,8 @@ def require_companions(stated: Mapping[str, Any]) -> None:
 def as_arguments(stated: Mapping[str, Any]) -> list[str]:
     """Engine options as `serve` takes them."""
     names = {option.name for option in ENGINE_OPTIONS}
-    written: list[str] = []
-    for name, value in stated.items():
-        assert name in names, f"{name} is an option of the engine"
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            written.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            written += [f"--{flag}", str(value)]
-    return written
+    assert stated.keys() <= names, "they are options of the engine"
+    return written(stated)
 
 
 def _default_of(owner: type[Any], name: str) -> object:

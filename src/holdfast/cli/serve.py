@@ -19,14 +19,19 @@ from holdfast.cli.options import (
     takes_options,
 )
 from holdfast.cli.refusals import UNUSABLE, WRONG, refusal
+from holdfast.cli.serve_cluster import serve_cluster
 from holdfast.cli.starting import starting
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pull import DEFAULT_MODEL
+from holdfast.replicas.plan import ClusterOptions
 from holdfast.server.options import ServerOptions
 
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
+
+REPEATED = ("cors_origin", "allowed_host", "engine")
+"""Options of the server that may be given several times."""
 
 HELP = (
     "Serve a model over HTTP.\n\n"
@@ -38,7 +43,8 @@ HELP = (
     "holdfast serve DIRECTORY       a local model\n"
     "holdfast serve echo            no model: repeats its input\n"
     "holdfast serve --host 0.0.0.0 --api-keys keys.txt\n"
-    "holdfast serve --engine HOST:PORT --link-keys link.pem\n\n"
+    "holdfast serve --engine HOST:PORT --link-keys link.pem\n"
+    "holdfast serve DIRECTORY --replicas 3 --journal postgresql://…\n\n"
     "holdfast chat --url chats through it, holdfast top watches it."
 )
 
@@ -51,11 +57,17 @@ def serve(
     named_model: NAMED_MODEL = None,
     engine_options: dict[str, Any] | None = None,
     server_options: dict[str, Any] | None = None,
+    cluster_options: dict[str, Any] | None = None,
 ) -> None:
     """Serve."""
     model = chosen_model(context, model, named_model)
     engine = engine_options or {}
     try:
+        cluster = ClusterOptions(**(cluster_options or {}))
+        if cluster.replicas is not None:
+            require_companions(engine)
+            stated = {name: _value(name, value) for name, value in (server_options or {}).items()}
+            raise typer.Exit(serve_cluster(model, cluster, engine, stated, on_the_line(context, "admin_key")))
         server = make_server_options(server_options or {})
         if server.engine:
             _require_no_engine(context, engine)
@@ -88,8 +100,8 @@ def _run(model: str, engine: dict[str, Any], server: ServerOptions) -> int:
 
 def make_server_options(stated: dict[str, Any]) -> ServerOptions:
     """The options of the server; raises `OptionError` for invalid values."""
-    repeated = ("cors_origin", "allowed_host", "engine")
-    values: dict[str, Any] = {
-        name: tuple(value) if name in repeated else value for name, value in stated.items()
-    }
-    return ServerOptions(**values)
+    return ServerOptions(**{name: _value(name, value) for name, value in stated.items()})
+
+
+def _value(name: str, value: Any) -> Any:
+    return tuple(value) if name in REPEATED else value

@@ -41,6 +41,7 @@ __all__ = [
     "base_url",
     "change_session",
     "close_session",
+    "cluster",
     "compact_session",
     "fork_session",
     "generate",
@@ -115,6 +116,11 @@ def models() -> Call[list[Body]]:
 
 def memory() -> Call[Body]:
     return Call("GET", "/v1/memory", None, _object)
+
+
+def cluster(method: str, what: str = "", body: Body | None = None) -> Call[Body]:
+    """A call about the engines behind a server: `drain`, `move`, `rebalance`, `events`, or their state."""
+    return Call(method, f"/v1/cluster/{what}".rstrip("/"), body, _object)
 
 
 def metrics() -> Call[dict[str, float]]:

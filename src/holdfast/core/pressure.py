@@ -92,9 +92,8 @@ class Pressure:
         if not shortage.missing:
             return False
         for account in shortage.givers():
-            self._give_way(shortage, account, asker)
-            if shortage.over:
-                return not shortage.missing
+            if not shortage.over:
+                self._give_way(shortage, account, asker)
         self._empty_all(shortage, asker)
         if not shortage.over and may_retract:
             self._retract(shortage, asker)
@@ -140,8 +139,9 @@ class Pressure:
             assert turn is not None, "a session that listens has a turn"
             runs = session.life is Life.RUNNING and turn.is_open and turn.ending is None
             if runs and session.holder.account is account:
-                turn.ending = Ending(TurnEvent.RETRACT, "memory is short")
-                if not session.unsettled:
+                if session.unsettled:
+                    turn.ending = Ending(TurnEvent.RETRACT, "memory is short")
+                else:
                     take_back(self.registry, session)
 
     def _drop_checkpoints(self, shortage: Shortage, account: Account) -> None:
@@ -176,9 +176,6 @@ class Pressure:
                 continue
             if registry.in_flight.has_copies_of(session) or session in registry.queues.recalled:
                 continue  # The next plan completes its memory, or a verb is about to use it.
-            lease = session.sequence.lease
-            if not session.holder.held[pool.index] and (lease is None or not lease.length):
-                continue
             takes_along = pool.component in registry.moves.parcel_units(session)
             if not (takes_along and self.spill(session, asker=asker)):
                 self._drop(session, shortage)
@@ -187,8 +184,6 @@ class Pressure:
         """The sessions at rest of a tenant whose pins count: those opened first, up to the tenant's limit."""
         registry, found = self.registry, set[Session]()
         pinned = [session for session in resting if session.retention.pinned]
-        if not pinned:
-            return found
         share, ledger = registry.policy.pinned_share, registry.ledger
         room = {
             component: int(account.limits[ledger.pool(component).index] * share)
@@ -230,11 +225,11 @@ class Pressure:
         nothing is taken from it.
         """
         registry = self.registry
+        if registry.in_flight.has_copies_of(session):
+            return False
         tiers = SPILL_TIERS if tier is None else (tier,)
-        for each in tiers:
-            self._clear(each, session, asker)
-        tier = registry.moves.spill_tier(session, tiers)
-        if tier is None or registry.in_flight.has_copies_of(session):
+        tier = next((each for each in tiers if self._has_room(each, session, asker)), None)
+        if tier is None:
             return False
         reclaim(registry.tree, session.sequence)
         transit = registry.ledger.holder(Kind.TRANSIT, session.id, session.tenant)
@@ -244,7 +239,6 @@ class Pressure:
         except OutOfUnits:
             return False
         registry.queues.seals.pop(session, None)
-        registry.queues.checkpointed.pop(session, None)
         if session.life is Life.SEALING:
             session.on(LifeEvent.END)
         session.parcel = parcel
@@ -286,16 +280,17 @@ class Pressure:
         computing = (registry.sessions[name] for name in rows if name in registry.sessions)
         return all(each.tenant != session.tenant for each in (*running, *transits.values(), *computing))
 
-    def _clear(self, tier: Tier, session: Session, asker: Session | None) -> None:
-        """Make room on another tier for a session: parcels on the host with a copy on disk leave the host.
+    def _has_room(self, tier: Tier, session: Session, asker: Session | None) -> bool:
+        """Whether another tier has room for a session; where it has none, some is made, if that can be.
 
-        Where a tenant has more of the tier than the session's would have, its longest resting sessions make
-        room and are dropped to recomputation.
+        Parcels on the host with a copy on disk leave the host. Where a tenant has more of the tier than the
+        session's would have, its longest resting sessions make room and are dropped to recomputation.
         """
-        registry = self.registry
+        registry, account = self.registry, session.holder.account
         if registry.moves.spill_tier(session, (tier,)) is not None:
-            return
-        account = session.holder.account
+            return True
+        if session.volatile and tier is Tier.DISK:
+            return False
         pools = [
             (pool, need)
             for component, need in registry.moves.parcel_units(session).items()
@@ -309,20 +304,21 @@ class Pressure:
             if not quota
             and any(each.held[pool.index] > account.held[pool.index] + need for pool, need in pools)
         }
-        if sinks is None and not heavier:
-            return
-        for older in sorted(registry.queues.resting, key=_rank):
-            parcel = older.parcel
-            if older is asker or parcel is None or older.place is not Place.AWAY or parcel.tier is not tier:
-                continue
-            if registry.moves.spill_tier(session, (tier,)) is not None:
-                return
-            if quota and older.holder.account is not account:
-                continue
-            if sinks is not None and sinks(older) and _sunk(registry, older):
-                continue
-            if older.holder.account in heavier:
+        there = [
+            each
+            for each in (registry.queues.resting if sinks is not None or heavier else ())
+            if each is not asker
+            and each.place is Place.AWAY
+            and (each.parcel is not None and each.parcel.tier is tier)
+            and (not quota or each.holder.account is account)
+        ]
+        for older in sorted(there, key=_rank):
+            sunk = sinks is not None and sinks(older) and _sunk(registry, older)
+            if not sunk and older.holder.account in heavier:
                 registry.give_up(older)
+            if registry.moves.spill_tier(session, (tier,)) is not None:
+                return True
+        return False
 
     def _retract(self, shortage: Shortage, asker: Session) -> None:
         """Take back turns until enough is free or on its way; a turn with rows in flight ends after them."""
@@ -337,8 +333,9 @@ class Pressure:
                 return
             turn = victim.turn
             assert turn is not None
-            turn.ending = Ending(TurnEvent.RETRACT, "memory is short")
-            if not victim.unsettled:
+            if victim.unsettled:
+                turn.ending = Ending(TurnEvent.RETRACT, "memory is short")
+            else:
                 take_back(registry, victim)
             if victim is asker:
                 return
@@ -374,8 +371,6 @@ def requeue(registry: Registry, session: Session, certain: int | None = None) ->
     """Let a running turn wait once more, without what it has computed."""
     turn = session.turn
     assert turn is not None and not session.unsettled, "rows in flight must settle first"
-    turn.ending = None
-    turn.awaiting = 0
     turn.on(TurnEvent.RETRACT)
     session.on(LifeEvent.RETRACT)
     retract(session.sequence, session.holder, session.checkpoints, certain)

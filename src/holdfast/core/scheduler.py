@@ -163,7 +163,6 @@ class Scheduler:
         self._close(session, "closed")
 
     def _close(self, session: Session, reason: str) -> None:
-        registry = self.registry
         turn = session.turn
         if turn is not None and session.life is Life.QUEUED:
             self._drop_waiting(session, turn, reason, None)
@@ -174,7 +173,6 @@ class Scheduler:
                 if not session.unsettled:
                     self.settler.end(session)
             return
-        registry.queues.seals.pop(session, None)
         self.settler.close(session, reason)
 
     # --- turns ------------------------------------------------------------------------------------
@@ -456,16 +454,16 @@ class Scheduler:
         if away or (known and not resume_length(sequence, known)):
             registry.drop_memory(session)
         registry.ledger.purpose = "cut copy"
-        for attempt in range(2):
+        while True:
             try:
                 copies = fall_back(sequence, known)
             except OutOfUnits as shortfall:
-                if attempt or not self.pressure.make_room(shortfall, session, may_retract=False):
+                if not self.pressure.make_room(shortfall, session, may_retract=False):
                     registry.give_up(session)
                 continue
             registry.in_flight.add_copies(copies, session)
-            break
-        sequence.tokens.cut(known)
+            sequence.tokens.cut(known)
+            return
 
     def spill(self, session_id: str, now: float, tier: Tier | None = None) -> bool:
         """Move an idle session's memory to another tier by hand, or to that one; False without room."""

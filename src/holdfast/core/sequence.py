@@ -106,7 +106,6 @@ class Sequence:
                 hold.ungrow(pages)
             raise
         if pages:
-            self.changed = min(self.changed, self.pages)
             self.pages += pages
             self.capacity = self.pages * layout.page_size
 
@@ -163,10 +162,7 @@ class Sequence:
     def give_back(self) -> None:
         """Free whole pages past what is planned, rounded up: never part of a page."""
         layout = self.ledger.layout
-        if not layout.paged:
-            return
-        leased = self.leased_pages
-        keep = max(layout.pages_for(self.planned), leased)
+        keep = max(layout.pages_for(self.planned), self.leased_pages)
         if keep < self.pages:
             if self.full is not None:
                 self.full.shrink(self.pages - keep, self.fence)
@@ -238,17 +234,13 @@ class Sequence:
 
     def _raise_lease_window(self, lease: Lease, first: int) -> None:
         """Unlock the tree's window pages below `first`, but none that going on from a point reads."""
-        layout, kept, pages = self.ledger.layout, lease.record.window_first, lease.record.pages
+        layout = self.ledger.layout
+        first = min(first, lease.record.pages)
         for point in self.points:
             need = max(0, point.length - layout.window) // layout.page_size
-            if need >= first:
-                break
-            if point.length and need < pages and self._window_keeper(point, need) is None:
-                if need <= kept:
-                    return
+            if point.length and need < first and self._window_keeper(point, need) is None:
                 first = need
-                break
-        lease.raise_window(min(first, pages), self.fence)
+        lease.raise_window(first, self.fence)
 
     def leans_for_window(self, point: ResumePoint) -> bool:
         """Whether going on from a point reads window pages that the tree holds."""
@@ -352,7 +344,6 @@ class Sequence:
             assert self.window is not None
             self.window.hold.release(self.fence)
             self.window = Run(point.window.hold.move_to(self.holder), point.window.first)
-            self.changed = min(self.changed, self.window.first)
 
     def window_covers(self, length: int) -> bool:
         """Whether all window pages that going on from `length` needs are here, without a resume point."""
@@ -465,11 +456,8 @@ class Sequence:
         if self.lease is not None:
             self.lease.release(self.fence)
             self.lease = None
-        if self.window is not None:
-            self.window.first = 0
         self.away = False
-        self.computed = self.planned = self.pages = self.changed = 0
-        self.capacity = 0 if self.ledger.layout.paged else UNPAGED
+        self.stand_at(0)
 
     def claim(self, into: list[Grant]) -> None:
         """Name everything the sequence holds, points included, for the census."""

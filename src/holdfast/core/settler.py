@@ -94,7 +94,7 @@ class Settler:
                 self._advance(session, turn, row, out)
             else:
                 self._note_fault(turn, out.error, fault)
-        if turn.ending is not None and not session.unsettled and not turn.over:
+        if turn.ending is not None and not session.unsettled:
             self.end(session)
 
     def _advance(self, session: Session, turn: Turn, row: Row[Turn], out: RowResult) -> None:
@@ -252,7 +252,6 @@ class Settler:
         assert turn is not None and turn.ending is not None and not session.unsettled
         ending, turn.ending = turn.ending, None
         certain = None if ending.trusted else forget_rows(session.sequence)
-        turn.awaiting = 0
         if turn.revised != NEVER:
             agreed = revise_log(session.sequence, turn)
             certain = agreed if certain is None else min(agreed, certain)

@@ -12,6 +12,7 @@ from holdfast.core.policy import Policy, Share
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.turn import Turn
 from holdfast.engine.dispatch import Dispatcher, LiveTurns
+from holdfast.engine.durable.membership import ALONE, Identity
 from holdfast.engine.durable.recovery import open_journal, open_snapshots, recover_sessions
 from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.grammars import Grammars
@@ -48,15 +49,14 @@ def build_loop(
     options: EngineOptions,
     *,
     make_executor: MakeExecutor | None = None,
-    identity: str = "",
+    identity: Identity = ALONE,
     answers: AnswerSetup | None = None,
     observer: SessionObserver | None = None,
     clock: Clock = time.monotonic,
 ) -> EngineLoop:
     """The loop of an engine that is ready to make steps.
 
-    `identity` names the model's weights: snapshots are valid for the same weights only. Without `answers`,
-    turns with a grammar are refused.
+    Without `answers`, turns with a grammar are refused.
     """
     if answers is None:
         answers = AnswerSetup(Chosen(None, None), Grammars(None, "this engine has no grammar compiler"))
@@ -66,7 +66,7 @@ def build_loop(
     setup = EngineSetup(model, tokenizer, defaults, options, memory_plan, answers.formats, answers.grammars)
     live = LiveTurns()
     speculator = Speculator(live.stream_of) if options.speculate == "ngram" else None
-    session_log = SessionLog(open_journal(options, tokenizer))
+    session_log = SessionLog(open_journal(options, tokenizer, identity.member))
     executor: PlanRunner
     snapshots: SnapshotStore | None = None
     if make_executor is not None:
@@ -77,7 +77,7 @@ def build_loop(
             model, setup.memory_plan, tuning.max_running, live.stream_of, ahead=speculator is None
         )
         layout = layout_identity(tuning.page_size, setup.memory_plan.layout, model.memory_shape, model.dtype)
-        snapshots = open_snapshots(options, identity, layout, session_log, clock)
+        snapshots = open_snapshots(options, identity.weights, layout, session_log, clock)
     scheduler = Scheduler(
         _ledger(setup, snapshots),
         _policy(model, options, tuning),

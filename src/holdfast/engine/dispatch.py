@@ -8,9 +8,10 @@ so are acknowledgements that wait for an end. Called by the loop after each step
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from holdfast.core.errors import SessionMoved
 from holdfast.core.events import Event, EventKind
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
@@ -30,7 +31,7 @@ log = logging.getLogger("holdfast.engine")
 ENDS = frozenset({EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED})
 """The events that end a turn."""
 
-MOVED = "the session belongs to another server now; send the turn again"
+MOVED = SessionMoved.code
 """Why a turn failed whose end the journal refused."""
 
 
@@ -149,10 +150,16 @@ class Dispatcher:
         given_up = self._session_log.take_given_up()
         for session_id in given_up:
             log.error("session %s belongs to another server now; it is closed here", session_id)
+        self.part_with(given_up, now)
+
+    def part_with(self, names: Collection[str], now: float) -> None:
+        """Close sessions that are another server's, without a record of it."""
+        for session_id in names:
+            self._session_log.sessions.pop(session_id, None)
             if session_id in self._scheduler.registry.sessions:
                 self._given_up.add(session_id)
                 self._scheduler.close(session_id, now)
-        if given_up:
+        if names:
             self.tell()
 
     def join_close(self, session_id: str, waiter: Waiter) -> bool:
@@ -189,7 +196,7 @@ class Dispatcher:
             if self._disk is not None:
                 self._disk.forget(session_id)
             expired = session_id in self._scheduler.registry.expired
-            self._observer.session_closed(session_id, event.reason, expired)
+            self._observer.session_closed(session_id, event.reason, expired, moved)
 
         def durable() -> None:
             gone()

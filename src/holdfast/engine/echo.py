@@ -29,6 +29,7 @@ from holdfast.engine.constraints.guidance import GuidanceBuilder
 from holdfast.engine.constraints.masks import MaskRows
 from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.constraints.vocabulary import Vocabulary
+from holdfast.engine.durable.membership import Identity, Membership
 from holdfast.engine.grammars import Grammars
 from holdfast.engine.listeners import SessionObserver
 from holdfast.engine.loop import EngineLoop
@@ -235,6 +236,7 @@ def open_echo(
     options: EngineOptions,
     observer: SessionObserver | None = None,
     clock: Clock = time.monotonic,
+    member: Membership | None = None,
 ) -> EngineLoop:
     """The loop of a model that repeats its input."""
     if options.kv_tokens is None:
@@ -257,4 +259,5 @@ def open_echo(
         ),
         observer=observer,
         clock=clock,
+        identity=Identity(member=member),
     )

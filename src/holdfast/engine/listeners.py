@@ -71,8 +71,11 @@ class TurnListener(ABC):
 class SessionObserver(Protocol):
     """Hears of what happens to sessions without a verb or a turn."""
 
-    def session_closed(self, session_id: str, reason: str, expired: bool) -> None:
-        """A session was closed, durably: by a verb, at its time to live, or at the end of its one turn."""
+    def session_closed(self, session_id: str, reason: str, expired: bool, moved: bool) -> None:
+        """A session was closed, durably: by a verb, at its time to live, or at the end of its one turn.
+
+        One that has `moved` is another server's now.
+        """
 
     def finding(self) -> None:
         """The audit has found something."""
@@ -81,7 +84,7 @@ class SessionObserver(Protocol):
 class Unobserved:
     """A `SessionObserver` that ignores everything."""
 
-    def session_closed(self, session_id: str, reason: str, expired: bool) -> None:
+    def session_closed(self, session_id: str, reason: str, expired: bool, moved: bool) -> None:
         """Ignored."""
 
     def finding(self) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from holdfast.engine.assembly import build_loop
+from holdfast.engine.durable.membership import Identity, Membership
 from holdfast.engine.echo import open_echo
 from holdfast.engine.grammars import begin_grammars
 from holdfast.engine.listeners import SessionObserver
@@ -38,14 +39,15 @@ def open_loop(
     observer: SessionObserver | None = None,
     *,
     serve_early: bool = False,
+    member: Membership | None = None,
 ) -> EngineLoop:
     """Find a model, download it if necessary, load it and set up its memory.
 
     With `serve_early` only the CUDA graphs that are needed first are captured here; the others are left to
-    `EngineLoop.capturing`.
+    `EngineLoop.capturing`. A `member` of a cluster shares its journal with other engines.
     """
     if name in ECHO_MODELS:
-        return open_echo(name, options, observer)
+        return open_echo(name, options, observer, member=member)
     device = _device(options.device)
     if device.index is not None:
         # Kernels are launched, and events recorded, on the current device of the engine's thread.
@@ -80,7 +82,7 @@ def open_loop(
             tokenizer,
             checkpoint.generation,
             options,
-            identity=identity,
+            identity=Identity(identity, member),
             answers=AnswerSetup(formats, grammars()),
             observer=observer,
         )

@@ -19,6 +19,8 @@ from holdfast.core.layout import Tier
 from holdfast.core.session import Session
 from holdfast.core.tokens import pack
 from holdfast.core.turn import KEEP_ALL
+from holdfast.engine.acknowledgements import Acknowledgements
+from holdfast.engine.claims import SessionClaims
 from holdfast.engine.constraints.compiler import Compilation, State
 from holdfast.engine.constraints.errors import GrammarError
 from holdfast.engine.durable.session_log import Tools, Waiter, require_text
@@ -26,6 +28,7 @@ from holdfast.engine.grammars import GrammarRefused
 from holdfast.engine.listeners import Refusing, Reply, TurnListener
 from holdfast.engine.listening import Ahead
 from holdfast.engine.loop import EngineLoop
+from holdfast.engine.replacement import replacement
 from holdfast.engine.sampling import SamplingError
 from holdfast.engine.session_settings import DEFAULT_SETTINGS, SettingsChange, check_change
 from holdfast.engine.steering import Steering
@@ -38,6 +41,7 @@ from holdfast.engine.waiting import (
     TurnWait,
     end_of_turn,
     kept_of_turn,
+    never_spent,
     no_memory,
     turn_before,
 )
@@ -45,11 +49,6 @@ from holdfast.engine.waiting import (
 __all__ = ["Verbs", "never_spent"]
 
 log = logging.getLogger("holdfast.engine")
-
-
-def never_spent() -> bool:
-    """A budget without a limit."""
-    return False
 
 
 class Verbs:
@@ -65,8 +64,10 @@ class Verbs:
         "_scheduler",
         "_session_log",
         "_steering",
+        "_told",
         "_turns",
         "_waiting",
+        "claims",
         "loop",
     )
 
@@ -86,6 +87,11 @@ class Verbs:
         """Requests of their own that wait for their grammar, by the ids of their turns."""
         self._waiting: set[TurnListener] = set()
         """Turns that wait for their session, or for their grammar."""
+        journal = loop.session_log.journal
+        owning = None if journal is None else journal.owning
+        self.claims = None if owning is None else SessionClaims(loop, owning)
+        """Sessions that are taken over from other engines, where the journal is shared with them."""
+        self._told = Acknowledgements(loop.session_log, self.claims)
 
     # --- waiting ----------------------------------------------------------------------------------
 
@@ -101,6 +107,8 @@ class Verbs:
 
     def retry(self, spent: Callable[[], bool] = never_spent) -> None:
         """Try some of what waits, until `spent`."""
+        if self.claims is not None:
+            self.claims.poll()
         if self._grammars.pending:
             self._grammars.poll()
         if self._requests:
@@ -144,6 +152,17 @@ class Verbs:
         self._queues.add_verb(session_id, attempt)
         self._dispatcher.tell()
 
+    def when_free(self, session_id: str, attempt: Callable[[], bool]) -> None:
+        """Try something on a session until it succeeds; verbs and turns that come later wait for it."""
+
+        def guarded() -> bool:
+            if self._dispatcher.is_shedding(session_id) or not self._ahead.stop(session_id):
+                return False
+            return attempt()
+
+        self._queues.add_verb(session_id, guarded)
+        self._dispatcher.tell()
+
     def _require_same(self, session_id: str, meant: Session | None) -> None:
         """Refuse to act on another session than the one that had the name when the verb came."""
         found = self._scheduler.registry.sessions.get(session_id)
@@ -164,6 +183,9 @@ class Verbs:
         settings: SettingsChange | None = None,
     ) -> None:
         """Open a session."""
+        about = (session_id, tenant, ttl, metadata, system, tools, settings)
+        if self.claims is not None and self.claims.when_settled(session_id, lambda: self.open(reply, *about)):
+            return
         with Refusing(reply):
             require_text(id=session_id, tenant=tenant, system=system)
             check_change({"ttl": ttl, **(settings or {})})
@@ -174,7 +196,7 @@ class Verbs:
             seconds = None if ttl is None else float(ttl)
             self._scheduler.open(session_id, tenant, now, chosen.retention(seconds))
             self._session_log.opened(session_id, tenant, seconds, metadata, system, tools, chosen)
-            self._acknowledge(reply, session_id)
+            self._told.when_made(reply, session_id, tenant)
         self._dispatcher.tell()
 
     def close(self, reply: Reply, session_id: str) -> None:
@@ -210,7 +232,7 @@ class Verbs:
                 self._session_log.require_writable()
             asked = f"interrupt {turn_id} {keep}"
             if self._session_log.earlier_answer(session_id, request_id, asked) is not None:
-                self._acknowledge(reply, session_id)
+                self._told.when_durable(reply, session_id)
                 return
             self._scheduler.interrupt(session_id, now, keep, turn_id)
             self._dispatcher.note_opened(session)
@@ -223,7 +245,7 @@ class Verbs:
                 return
             if keep != KEEP_ALL:
                 self._note_cut(session, keep)
-            self._acknowledge(reply, session_id)
+            self._told.when_durable(reply, session_id)
 
         self._when_ready(reply, session_id, act, kept_of_turn(keep, turn_id))
 
@@ -243,7 +265,7 @@ class Verbs:
                 if turns < before:
                     self._note_cut(session, None)
                 self._session_log.requested(session_id, request_id, asked)
-            self._acknowledge(reply, session_id)
+            self._told.when_durable(reply, session_id)
 
         self._when_ready(reply, session_id, act, end_of_turn(turns))
 
@@ -271,10 +293,10 @@ class Verbs:
             asked = f"compact {first} {last} {hashlib.sha256(pack(tokens)).hexdigest()}"
             earlier = self._session_log.earlier_answer(session_id, request_id, asked)
             if earlier is not None:
-                self._acknowledge(reply, session_id, int(earlier))
+                self._told.when_durable(reply, session_id, int(earlier))
                 return
             session = self._scheduler.registry.find(session_id)
-            fitted = self._fitted(session, first, last, tokens)
+            fitted = replacement(session, turns, tokens, self.loop.setup.end_tokens)
             cut = end_of_turn(first - 1)(session)
             left = self._scheduler.compact(session_id, first, last, fitted, now)
             self._dispatcher.note_opened(session)
@@ -282,23 +304,9 @@ class Verbs:
             if self.loop.disk is not None:
                 self.loop.disk.truncated(session, cut)
             self._session_log.requested(session_id, request_id, asked, str(left))
-            self._acknowledge(reply, session_id, left)
+            self._told.when_durable(reply, session_id, left)
 
         self._when_ready(reply, session_id, act, end_of_turn(first - 1))
-
-    def _fitted(self, session: Session, first: int, last: int, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Tokens as they stand between two turns: each end of an answer has its end token once.
-
-        A turn's input begins with the end token of the answer before it only where that answer has none.
-        """
-        ends, log, boundaries = self.loop.setup.end_tokens, session.sequence.tokens, session.boundaries
-        fitted = tuple(tokens)
-        before, after = end_of_turn(first - 1)(session), end_of_turn(last)(session)
-        if before and fitted[:1] == (log[before - 1],) and fitted[0] in ends:
-            fitted = fitted[1:]
-        if after and last < len(boundaries) and log[after - 1] in ends:
-            fitted += (log[after - 1],)
-        return fitted
 
     def fork(
         self,
@@ -330,10 +338,12 @@ class Verbs:
                 self._dispatcher.note_opened(parent)
                 self._session_log.forked(child_id, session_id, len(child.boundaries))
                 self._session_log.requested(session_id, request_id, asked, child_id)
-                made = child_id
-            elif made not in self._session_log.sessions:
-                raise RequestConflict(f"request {request_id} made session {made}, which is closed since")
-            self._acknowledge(reply, made, made)
+                self._told.when_made(reply, child_id, parent.tenant, child_id)
+            elif made in self._session_log.sessions:
+                self._told.when_durable(reply, made, made)
+            else:
+                gone = RequestConflict(f"request {request_id} made session {made}, which is closed since")
+                self._told.elsewhere(reply, made, gone)
 
         self._when_ready(reply, session_id, act, end_of_turn(turns), forks=True)
 
@@ -361,7 +371,7 @@ class Verbs:
                 chosen = entry.settings.changed(settings)
                 self._scheduler.retain(session_id, chosen.retention(ttl), now)
                 self._session_log.retained(session_id, None if ttl is None else float(ttl), chosen)
-            self._acknowledge(reply, session_id)
+            self._told.when_durable(reply, session_id)
         self._dispatcher.tell()
 
     def spill(self, reply: Reply, session_id: str, tier: Tier | None = None) -> None:
@@ -394,13 +404,6 @@ class Verbs:
         self._session_log.truncated(session.id, len(session.boundaries), kept)
         if self.loop.disk is not None:
             self.loop.disk.truncated(session, session.sequence.known)
-
-    def _acknowledge(self, reply: Reply, session_id: str, answer: object = None) -> None:
-        self._session_log.when_durable(
-            session_id,
-            lambda: reply.done(session_id, answer),
-            lambda: reply.refused(SessionMoved(session_id)),
-        )
 
     # --- turns ------------------------------------------------------------------------------------
 

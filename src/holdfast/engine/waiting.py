@@ -27,6 +27,7 @@ __all__ = [
     "end_of_turn",
     "is_aborting",
     "kept_of_turn",
+    "never_spent",
     "no_memory",
     "turn_before",
 ]
@@ -131,6 +132,11 @@ class TurnWait:
 def is_aborting(turn: Turn) -> bool:
     """Whether a turn was aborted and waits only for its rows in flight."""
     return turn.ending is not None and turn.ending.event is TurnEvent.ABORT
+
+
+def never_spent() -> bool:
+    """A budget without a limit."""
+    return False
 
 
 ATTEMPTS_MAX = 64

@@ -25,6 +25,7 @@ from holdfast.server.http.problems import Problem, internal_error
 from holdfast.server.responses.conversations import Conversations
 from holdfast.server.responses.store import ResponseStore
 from holdfast.server.routes import (
+    cluster,
     conversations,
     live,
     messages,
@@ -62,6 +63,7 @@ ROUTE_MODULES = (
     realtime,
     sglang,
     status,
+    cluster,
     live,
     web,
 )

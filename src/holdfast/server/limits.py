@@ -147,6 +147,8 @@ LIMITS: tuple[Limit, ...] = (
     # Names.
     *map(_name, ("*.id", "*.turn_id", "*.request_id", "*.session_id", "*.rid")),
     Limit("*.session", Bound(characters=4 * NAME_CHARACTERS_MAX), "a session's name"),
+    Limit("*.engine", Bound(characters=NAME_CHARACTERS_MAX), "an engine's name"),
+    Limit("*.tenant", Bound(characters=NAME_CHARACTERS_MAX), "a tenant's name"),
     Limit("*.model", Bound(characters=4 * WORD_CHARACTERS_MAX), "4,096 characters"),
     # Input.
     Limit("*.input", Bound(entries=MESSAGES_MAX, context=True), _FITS),

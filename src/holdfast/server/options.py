@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from holdfast.engine.options import OptionError
 from holdfast.engine.sampling import SEED_MAX
+from holdfast.server.link.addresses import split_address
 
 __all__ = ["LOG_LEVELS", "TTL_MAX", "EngineProcessOptions", "ServerOptions", "ip_address"]
 
@@ -107,6 +108,8 @@ class EngineProcessOptions:
     """An engine process alone: where it listens, its keys and its name. Times are in seconds.
 
     A link that is silent for `link_seconds` is lost. Memory shares of tenants are taken from `api_keys`.
+    Where engines share a journal, others reach this one at `advertise`, and a tenant may have
+    `tenant_sessions` sessions open over all engines.
     """
 
     listen: str = "127.0.0.1:7000"
@@ -117,9 +120,15 @@ class EngineProcessOptions:
     drain_seconds: float = 30.0
     log_level: str = "info"
     log_format: str = "text"
+    advertise: str | None = None
+    tenant_sessions: int | None = None
 
     def __post_init__(self) -> None:
         _check_logging(self.log_level, self.log_format)
+        if self.advertise is not None:
+            split_address("advertise", self.advertise)
+        if self.tenant_sessions is not None and self.tenant_sessions < 1:
+            raise OptionError("tenant_sessions", "must be at least 1")
         if self.link_keys is None:
             raise OptionError("link_keys", "is required: make a key file with `holdfast link-keys FILE`")
         if self.engine_id is not None and not _ENGINE_ID.fullmatch(self.engine_id):

@@ -21,6 +21,7 @@ from typing import Any
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pauses import bound_pauses
@@ -40,7 +41,7 @@ from holdfast.server.telemetry.engine_metrics import EnginesCollector
 from holdfast.server.telemetry.logs import set_up_logging
 from holdfast.server.telemetry.metrics import Metrics
 
-__all__ = ["run"]
+__all__ = ["Serving", "run"]
 
 log = logging.getLogger("holdfast.server")
 
@@ -76,8 +77,13 @@ class Serving:
         """Serve until a signal comes; returns the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled)
-        listener = self._listen()
+            loop.add_signal_handler(number, self.stop)
+        return await self.serve_on([self._listen()], progress)
+
+    async def serve_on(
+        self, listeners: list[socket.socket], progress: Callable[[str, int, int], None]
+    ) -> int:
+        """Serve on sockets that listen, until `stop`; closes them."""
         configure = wire.Configure(
             self.path, self.engine_options, self.options.log_level, self.options.log_format
         )
@@ -94,18 +100,23 @@ class Serving:
             else:
                 metrics.watch(lambda: link.pulse, link.totals, lambda: supervisor.up)
                 metrics.watch_loop(link.loop_times)
-            announcing = asyncio.create_task(self._announce(service, listener))
-            await self._serve(service, listener, supervising)
+            announcing = asyncio.create_task(self._announce(service, listeners))
+            await self._serve(service, listeners, supervising)
             announcing.cancel()
             service.close()
             return 0
         finally:
             await supervisor.stop()
             await asyncio.gather(supervising, return_exceptions=True)
-            listener.close()
+            for listener in listeners:
+                listener.close()
+
+    def build(self, service: Service) -> ASGIApp:
+        """The application."""
+        return build_app(service, self.keys, self.stopping.is_set)
 
     async def _serve(
-        self, service: Service, listener: socket.socket, supervising: asyncio.Task[None]
+        self, service: Service, listeners: list[socket.socket], supervising: asyncio.Task[None]
     ) -> None:
         """Serve until a signal; then drain and shut down."""
         connections = Connections(
@@ -113,7 +124,7 @@ class Serving:
         )
         server = UvicornServer(
             Config(
-                build_app(service, self.keys, self.stopping.is_set),
+                self.build(service),
                 connections,
                 log_config=None,
                 access_log=False,
@@ -127,7 +138,7 @@ class Serving:
                 server_header=False,
             )
         )
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        serving = asyncio.create_task(server.serve(sockets=listeners))
         stop = asyncio.create_task(self.stopping.wait())
         try:
             await asyncio.wait({supervising, serving, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -145,7 +156,8 @@ class Serving:
             server.force_exit = True
             await asyncio.gather(serving, return_exceptions=True)
 
-    def _signalled(self) -> None:
+    def stop(self) -> None:
+        """Drain and end; asked again, without waiting for turns in flight."""
         if self.stopping.is_set():
             self.hurry.set()
         self.stopping.set()
@@ -173,13 +185,13 @@ class Serving:
         listener.setblocking(False)
         return listener
 
-    async def _announce(self, service: Service, listener: socket.socket) -> None:
+    async def _announce(self, service: Service, listeners: list[socket.socket]) -> None:
         """Print the address and the memory plan, or the engines, when the server is ready."""
         await service.supervisor.wait_ready()
         bound_pauses()
         facts = service.facts
         plan = facts.plan if service.engines is None else [f"engines at {', '.join(self.options.engine)}"]
-        host, port = listener.getsockname()[:2]
+        host, port = listeners[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         about = f"{facts.architecture}, {facts.dtype} on {facts.device}, context {facts.context_length}"
         lines = [

@@ -173,8 +173,11 @@ class Service:
                 self.conversations.gone(session)
         self.listening.clear()
 
-    def engine_ready(self, ready: wire.Ready, others: Collection[str] = ()) -> None:
-        """An engine is ready; sessions that neither it nor other engines (`others`) know are lost."""
+    def engine_ready(self, ready: wire.Ready, others: Collection[str] | None = ()) -> None:
+        """An engine is ready; sessions that neither it nor other engines (`others`) know are lost.
+
+        None are where `others` is None: engines share a journal, and take sessions over.
+        """
         if self._prompts is None:
             facts = ready.facts
             self._prompts = Prompts(
@@ -184,7 +187,8 @@ class Service:
             self.model_name = self.model_name or shown_name(facts.path)
         for stored in ready.sessions:
             self._restore(stored)
-        self.table.lose_all({stored.view.name for stored in ready.sessions}.union(others))
+        if others is not None:
+            self.table.lose_all({stored.view.name for stored in ready.sessions}.union(others))
 
     def turn_ended(self, feed: TurnFeed) -> None:
         """Count a turn, log its figures and end its trace, all without its text.
@@ -479,11 +483,11 @@ class Service:
         parent, child = engine_name(record.tenant, record.name), engine_name(record.tenant, name)
 
         def made(done: wire.Done) -> None:
-            """Add the new session; a repeated request finds it already there."""
+            """Add the new session; a repeated request finds it already there, or at another engine."""
             name = done.answer.partition("/")[2]
-            if self.table.get(record.tenant, name) is None:
+            view = done.view
+            if view is not None and self.table.get(record.tenant, name) is None:
                 seeds = self.seeds.of_session(record.tenant, given)
-                view = done.view or wire.SessionView(done.answer, 0, None, 0)
                 metadata = dict(record.metadata)
                 forked = SessionRecord(record.tenant, name, view, seeds, record.system, metadata)
                 forked.tools = record.tools

@@ -40,6 +40,7 @@ GONE_KEPT = 16_384
 GONE = {
     "closed": (404, "session_not_found", "the session is closed"),
     "expired": (410, "session_expired", "the session was closed after its time to live"),
+    "moved": (503, "session_moved", "the session belongs to another server now; send the request again"),
     "lost": (410, "session_lost", "the session was lost when the engine was restarted; open it again"),
 }
 """Why a session ended, and the error for callers who name it."""

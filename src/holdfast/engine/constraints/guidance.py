@@ -268,11 +268,11 @@ class GuidanceMatcher:
     def takes_directly(self, token: int) -> bool:
         """Whether the library may be given this token: it is no end-of-turn token and the turn goes on."""
         within = 0 <= token < self.vocabulary.size and token not in self._ends
-        return within and not self._ended and not self.failed
+        return within and not self._ended and not self._refusal
 
-    def taken(self, token: int, taken: bool) -> None:
-        """The library has taken this token of the turn, or refused it, which stops its matcher."""
-        if not taken and "doesn't satisfy the grammar" in self.inner.get_error():
+    def not_taken(self, token: int) -> None:
+        """The library did not take this token of the turn: it refused it, which stops it, or had failed."""
+        if "doesn't satisfy the grammar" in self.inner.get_error():
             self._refusal = _refusal_of(token)
 
     def _refuse(self, tokens: Sequence[int], count: int) -> bool:
@@ -342,7 +342,8 @@ class ParallelMatchers:
         if several:
             results = self._executor.consume_token_par([(each.inner, token) for each, token in several])
             for (matcher, token), taken in zip(several, results, strict=True):
-                matcher.taken(token, taken)
+                if not taken:
+                    matcher.not_taken(token)
 
     def fill(self, fills: Sequence[Fill], rows: MaskRows) -> None:
         """Fill each request's row, and one more for each draft.

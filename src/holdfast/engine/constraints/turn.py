@@ -18,7 +18,7 @@ __all__ = ["TurnConstraint"]
 class TurnConstraint:
     """What may follow the tokens of one turn. `matcher` is None where only `force` constrains."""
 
-    __slots__ = ("_ahead", "_run", "matcher", "position", "takes_runs", "wide")
+    __slots__ = ("_ahead", "_run", "matcher", "position", "takes_runs")
 
     def __init__(self, matcher: Matcher | None, *, takes_runs: bool = True) -> None:
         """Without `takes_runs` forced tokens are sampled one at a time: each needs its own logits."""
@@ -30,8 +30,6 @@ class TurnConstraint:
         """The token that the matcher has taken before it was accepted here."""
         self.position = 0
         """Tokens that the matcher has taken: a mask that was filled at another position is stale."""
-        self.wide = False
-        """Whether the last mask allowed many tokens, as inside of a string."""
 
     @property
     def failed(self) -> bool:
@@ -86,11 +84,6 @@ class TurnConstraint:
         """The matcher has taken the turn's next token; `accept` follows. From now on `forced` is after it."""
         self._ahead, self._run = token, None
         self.position += 1
-
-    def has_choice(self) -> None:
-        """The mask of the next token allows several: none is forced."""
-        if self._run is None:
-            self._run = []
 
     @property
     def chooses(self) -> bool:

@@ -28,7 +28,14 @@ from holdfast.engine.durable.journal_reading import as_stored, find_damage, load
 from holdfast.engine.durable.journal_rows import JournalRows
 from holdfast.engine.durable.journal_tables import MEND, is_foreign, require_tables, upgrade
 from holdfast.engine.durable.records import Closed, JournalError, Record, StoredSession, Truncated
-from holdfast.engine.durable.store import Durability, JournalInUse, Probe, WritePoint, no_probe
+from holdfast.engine.durable.store import (
+    Durability,
+    JournalInUse,
+    OwningStore,
+    Probe,
+    WritePoint,
+    no_probe,
+)
 from holdfast.engine.lock import InUse, lock
 
 __all__ = ["Durability", "Journal", "JournalError", "JournalInUse", "WritePoint"]
@@ -133,6 +140,11 @@ class Journal:
     def place(self) -> str:
         """The path of the file."""
         return str(self.path)
+
+    @property
+    def owning(self) -> OwningStore | None:
+        """None: one process writes the file."""
+        return None
 
     def __enter__(self) -> Journal:
         return self

@@ -20,6 +20,7 @@ from holdfast.core.session import Session
 from holdfast.core.turn import Turn, TurnRequest
 from holdfast.engine.durable.answers import NotedTurn, stored_answer
 from holdfast.engine.durable.journal_tables import MEND
+from holdfast.engine.durable.membership import Membership
 from holdfast.engine.durable.records import FinishedTurn, JournalError, StoredSession
 from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.durable.store import Store
@@ -54,13 +55,20 @@ UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 """The errors of reading a journal; the latter when SQLite's own message is not valid UTF-8."""
 
 
-def open_journal(options: EngineOptions, tokenizer: Tokenizer) -> Store | None:
-    """The journal that the options name, if they name one."""
+def open_journal(
+    options: EngineOptions, tokenizer: Tokenizer, member: Membership | None = None
+) -> Store | None:
+    """The journal that the options name, if they name one; a `member` of a cluster shares it."""
     if options.journal is None:
         return None
     try:
         return open_store(
-            options.journal, options.durability, tokenizer.identity(), LOCK_SECONDS, sample_of(tokenizer)
+            options.journal,
+            options.durability,
+            tokenizer.identity(),
+            LOCK_SECONDS,
+            sample_of(tokenizer),
+            member,
         )
     except UNREADABLE as error:
         raise _unusable(options.journal, error) from error
@@ -107,19 +115,21 @@ def recover_sessions(
         try:
             foreign = False
             for stored in _sessions_of(journal):
-                foreign = _recover(scheduler, session_log, disk, stored, now) or foreign
+                foreign = recover(scheduler, session_log, disk, stored, now) or foreign
             if not foreign:
                 journal.adopt_vocabulary()
         except OptionError:
             if disk is not None:
                 disk.store.files.close()
             raise
+    if disk is not None and journal is not None and journal.owning is not None:
+        disk.store.expect(journal.owning.snapshots())
     session_log.start()
     if disk is not None:
         disk.store.remove_orphans()
 
 
-def _recover(
+def recover(
     scheduler: Scheduler, session_log: SessionLog, disk: DiskTier | None, stored: StoredSession, now: float
 ) -> bool:
     """Recover one session; whether it has tokens outside the vocabulary."""

@@ -8,19 +8,23 @@ SQL: a step submits a batch to the writer and goes on. Implemented by `journal.J
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol
 
-from holdfast.engine.durable.records import JournalError, Record, StoredSession
+from holdfast.engine.durable.records import JournalError, Record, SnapshotWritten, StoredSession
 
 __all__ = [
     "Claims",
     "Durability",
+    "Home",
     "JournalInUse",
+    "LifeRow",
     "OwningStore",
     "Probe",
+    "Refusal",
     "Store",
+    "Taken",
     "WritePoint",
     "no_probe",
 ]
@@ -59,6 +63,11 @@ class Store(Protocol):
     @property
     def place(self) -> str:
         """Where it is, for messages: a path, or a URL without credentials."""
+        ...
+
+    @property
+    def owning(self) -> OwningStore | None:
+        """The same store, where servers take each other's sessions over; None for a server that is alone."""
         ...
 
     def sessions(self) -> Iterator[StoredSession]:
@@ -113,6 +122,45 @@ class Claims(NamedTuple):
     elsewhere: dict[str, int]
 
 
+class Home(NamedTuple):
+    """The server that owns a session: its life, its name and address, and whether it is alive."""
+
+    life: int
+    name: str
+    address: str
+    alive: bool
+
+
+class LifeRow(NamedTuple):
+    """A life as operators see it: its sessions, and the highest epoch among them."""
+
+    life: int
+    name: str
+    address: str
+    life_state: str
+    lease_seconds: float
+    owned: int
+    epoch: int
+
+
+class Taken(NamedTuple):
+    """What came of taking sessions over: those that are this server's now, and the owners of the others.
+
+    A session that is in neither is not in the journal.
+    """
+
+    sessions: list[StoredSession]
+    elsewhere: dict[str, Home]
+
+
+class Refusal(StrEnum):
+    """Why the store refused a new session."""
+
+    EXISTS = "exists"
+    LIMIT = "limit"
+    MOVED = "moved"
+
+
 class OwningStore(Store, Protocol):
     """A store that several servers write: sessions have owners, which may change.
 
@@ -123,6 +171,42 @@ class OwningStore(Store, Protocol):
     @property
     def life(self) -> int:
         """The number of this run of the server among all."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """What tells this journal from others: the same for all servers that write it."""
+        ...
+
+    def take_over(self, names: Sequence[str], unheard: Collection[str]) -> Taken:
+        """Claim sessions, and declare their owners dead first where the leases allow that.
+
+        `unheard` are names of servers whose connection to an API process has ended.
+        """
+        ...
+
+    def locate(self, names: Sequence[str]) -> dict[str, Home]:
+        """The owners of sessions, but for unknown ones."""
+        ...
+
+    def why_refused(self, name: str, tenant: str) -> Refusal:
+        """Why a new session was refused."""
+        ...
+
+    def others(self) -> list[Home]:
+        """The servers besides this one that take sessions."""
+        ...
+
+    def lives(self) -> list[LifeRow]:
+        """The lives that are alive or own sessions, the newest of a name last."""
+        ...
+
+    def snapshots(self) -> list[SnapshotWritten]:
+        """The rows of all snapshot files, of this engine and of others."""
+        ...
+
+    def unclaimed(self, after: str, seconds: float, most: int) -> list[str]:
+        """Sessions after `after` whose owner was last alive so long ago."""
         ...
 
     def claim(self, names: Sequence[str]) -> Claims:

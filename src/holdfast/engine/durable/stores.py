@@ -9,9 +9,11 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from holdfast.engine.durable import journal_reading
 from holdfast.engine.durable.journal import Journal
+from holdfast.engine.durable.membership import Membership
 from holdfast.engine.durable.places import is_database
 from holdfast.engine.durable.records import JournalError, StoredSession
 from holdfast.engine.durable.store import Durability, Store
@@ -27,11 +29,18 @@ def open_store(
     vocabulary: str,
     lock_timeout: float = 0.0,
     sample: str | None = None,
+    member: Membership | None = None,
 ) -> Store:
-    """Open a journal for writing, or create it."""
+    """Open a journal for writing, or create it. A `member` of a cluster shares it with other servers."""
     if is_database(place):
         postgres = _import("store")
-        opened: Store = postgres.PostgresJournal(place, durability, vocabulary, lock_timeout=lock_timeout)
+        shared: dict[str, Any] = {}
+        if member is not None:
+            place = _import("link").named(place, member.name)
+            shared = {"eager": False, "address": member.address, "tenant_sessions": member.tenant_sessions}
+        opened: Store = postgres.PostgresJournal(
+            place, durability, vocabulary, lock_timeout=lock_timeout, **shared
+        )
         return opened
     return Journal(Path(place), durability, vocabulary, lock_timeout=lock_timeout, sample=sample)
 

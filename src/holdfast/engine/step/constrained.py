@@ -2,18 +2,14 @@
 
 The mask of a token depends on the token before, so the work for constrained turns lies between the tokens of
 one step and the sampling of the next. Three things keep it short. Grammars take the tokens of all turns in
-one parallel call. The masks of the step that is already launched are filled in threads while the loop
-detokenises; where such a mask allows several tokens, no token is forced, and the grammar is not asked. And
-the mask of a turn whose tokens are all known (the first of a turn, and after forced tokens) is filled while
-the step before is still computed.
-
-Some masks take a hundred times as long as most: those inside of strings whose length is limited. After a
-wide mask the grammar is therefore asked what it forces, and the loop waits for the next mask only before it
-samples.
+one parallel call. The masks of the step that is already launched are filled in a thread while the loop
+detokenises, settles and tells; it waits for them only before it samples, since some masks take a hundred
+times as long as most (those inside of strings whose length is limited). And the mask of a turn whose tokens
+are all known (the first of a turn, and after forced tokens) is filled while the step before is still
+computed. What a grammar forces is asked before its mask is begun, which takes some microseconds.
 
 With few constrained turns, and with drafts, masks are filled when the step is sampled. The tokens are the
-same. A matcher is in one thread at a time: the loop touches none from `launch` or `accept` to `join`, apart
-from those whose masks `tell_choices` has waited for.
+same. A matcher is in one thread at a time: the loop touches none from `launch` or `accept` to `join`.
 """
 
 from __future__ import annotations
@@ -21,7 +17,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
 
 import torch
 
@@ -29,7 +24,7 @@ from holdfast.core.turn import Turn
 from holdfast.engine.constraints.guidance import ParallelMatchers
 from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.step.flight import Flight
-from holdfast.engine.step.masks import Ahead, StepMasks, Wanted
+from holdfast.engine.step.masks import StepMasks, Wanted
 from holdfast.engine.text.stream import TurnStream
 
 __all__ = ["ConstrainedRows"]
@@ -39,15 +34,8 @@ log = logging.getLogger("holdfast.executor")
 AHEAD_MIN = 8
 """Constrained turns in a step from which on threads pay."""
 
-THREADS = 3
-"""For the masks that are begun at a launch, and for narrow and wide ones after the tokens of a step."""
-
-
-class Telling(NamedTuple):
-    """Masks that a thread fills."""
-
-    filled: Future[None]
-    masks: list[Ahead]
+THREADS = 2
+"""For the masks that are begun at a launch, and for those after the tokens of a step."""
 
 
 class ConstrainedRows:
@@ -65,10 +53,9 @@ class ConstrainedRows:
         self._buffers: list[StepMasks] = []
         self._threads: ThreadPoolExecutor | None = None
         self._running: list[Future[None]] = []
-        self._telling: Telling | None = None
-        """Masks that say which turns have a choice."""
         self._launched: Flight | None = None
         """The step that is launched and not sampled."""
+        self._wanted_at_launch: list[Wanted] = []
         self._unfinished: set[int] = set()
         """Turns whose next token is sampled and not known here."""
 
@@ -82,7 +69,7 @@ class ConstrainedRows:
         masks.open(len(flight.unsampled.samples), ((each.first, places[each.first]) for each in wanted))
         flight.masks = masks
         self._launched = flight
-        self._telling = None
+        self._wanted_at_launch = wanted
         if self._uses_thread and len(wanted) >= AHEAD_MIN:
             rows = flight.plan.rows
             known = {
@@ -121,11 +108,8 @@ class ConstrainedRows:
         if launched is None or launched.masks is None:
             return
         taken = {id(constraint) for constraint, _ in ready}
-        wanted = [each for each in self._wanted(launched) if id(each.constraint) in taken]
-        narrow = [each for each in wanted if not each.constraint.wide]
-        self._telling = self._begin(launched.masks, narrow)
-        wide = [each for each in wanted if each.constraint.wide and not each.constraint.forced()]
-        self._begin(launched.masks, wide)
+        wanted = [each for each in self._wanted_at_launch if id(each.constraint) in taken]
+        self._begin(launched.masks, [each for each in wanted if not each.constraint.forced()])
 
     def join(self) -> None:
         """Wait for the threads, which use the matchers. Masks that failed there are filled again later."""
@@ -135,24 +119,14 @@ class ConstrainedRows:
             if error is not None:
                 log.error("masks could not be filled ahead", exc_info=error)
 
-    def tell_choices(self) -> None:
-        """Tell the constraints where a mask that was begun last allows several tokens."""
-        telling, self._telling = self._telling, None
-        if telling is None or telling.filled.exception() is not None:
-            return
-        if self._launched is not None and self._launched.masks is not None:
-            self._launched.masks.tell_choices(telling.masks)
-
-    def _begin(self, masks: StepMasks, wanted: Sequence[Wanted]) -> Telling | None:
-        """Fill masks in a thread; None if there is nothing to fill."""
+    def _begin(self, masks: StepMasks, wanted: Sequence[Wanted]) -> None:
+        """Fill masks in a thread."""
         several = masks.ahead(wanted)
         if not several:
-            return None
+            return
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-masks")
-        filled = self._threads.submit(masks.fill_ahead, several)
-        self._running.append(filled)
-        return Telling(filled, several)
+        self._running.append(self._threads.submit(masks.fill_ahead, several))
 
     def _ready(self, flight: Flight, tokens: Sequence[int]) -> list[tuple[TurnConstraint, int]]:
         """Constraints that may take their token at once: one without drafts that does not end the turn."""

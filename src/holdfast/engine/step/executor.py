@@ -543,7 +543,6 @@ class Executor:
 
     def _take_forced(self, flight: Flight, results: list[RowResult]) -> None:
         """Add the tokens that constraints leave no choice about to the results of a step."""
-        self._constrained.tell_choices()
         for index, _, _ in flight.places:
             row = flight.plan.rows[index]
             if row.sample and not row.turn.over:

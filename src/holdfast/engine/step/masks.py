@@ -27,12 +27,6 @@ __all__ = ["Ahead", "StepMasks", "Wanted"]
 ROWS_FIRST = 16
 """Rows that the buffers have room for at first."""
 
-HEAD_WORDS = 256
-"""Words of a mask that are looked at first: where there is a choice, short tokens are among it."""
-
-WIDE_WORDS = 32
-"""Of those, how many allow a token in a wide mask."""
-
 
 class Wanted(NamedTuple):
     """The masks of one turn's samples: of sample `first`, and of one more after each draft."""
@@ -94,20 +88,6 @@ class StepMasks:
         self._matchers.fill(fills, self._rows())
         self._ahead.update((each.first, each) for each in several)
 
-    def tell_choices(self, several: Sequence[Ahead]) -> None:
-        """Tell the constraints where a mask that was filled ahead allows several tokens: none is forced."""
-        rows = [self._row_of[each.first] for each in several]
-        unclear: list[tuple[int, TurnConstraint]] = []
-        for row, (_, constraint, position), words in zip(rows, several, self._widths(rows), strict=True):
-            if constraint.position == position and words > 1:
-                constraint.has_choice()
-            elif constraint.position == position:
-                unclear.append((row, constraint))
-        counted = np.count_nonzero(self._matrix()[[row for row, _ in unclear]], axis=1).tolist()
-        for (row, constraint), words in zip(unclear, counted, strict=True):
-            if words > 1 or (words == 1 and self._allows_several(row)):
-                constraint.has_choice()
-
     def fill(self, wanted: Iterable[Wanted]) -> set[int]:
         """Fill the masks that are not filled yet; returns the samples that have one."""
         indices = self._indices()
@@ -115,18 +95,14 @@ class StepMasks:
         fills: list[Fill] = []
         forced: list[tuple[int, int]] = []
         masked: set[int] = set()
-        filled: list[tuple[int, TurnConstraint]] = []
         for first, constraint, drafts in wanted:
             if constraint.free:
                 continue
-            filled.append((self._row_of[first], constraint))
             row, count = self._row_of[first], 1 + len(drafts)
             for offset in range(count):
                 masked.add(first + offset)
                 indices[first + offset] = row + offset
-            if constraint.fillable and self._ahead.get(first) == Ahead(
-                first, constraint, constraint.position
-            ):
+            if constraint.fillable and self._is_ahead(first, constraint):
                 continue
             run = constraint.forced()
             matcher = constraint.matcher
@@ -143,8 +119,6 @@ class StepMasks:
         for row, token in forced:
             rows.clear(row)
             rows.allow(row, (token,))
-        for (_, constraint), words in zip(filled, self._widths([row for row, _ in filled]), strict=True):
-            constraint.wide = words >= WIDE_WORDS
         return masked
 
     def forbid(self, sample: int, tokens: Sequence[int]) -> None:
@@ -183,25 +157,16 @@ class StepMasks:
         array: NDArray[np.int32] = self._host.numpy()
         return array[: self._samples]
 
-    def _widths(self, rows: list[int]) -> list[int]:
-        """How many of the first words of some masks allow a token."""
-        counted: list[int] = np.count_nonzero(self._matrix()[rows, :HEAD_WORDS], axis=1).tolist()
-        return counted
-
-    def _matrix(self) -> NDArray[np.int32]:
-        """The used masks, a row each."""
-        array: NDArray[np.int32] = self._host.numpy()
-        head = aligned(self._samples)
-        return array[head : head + self._used * self._words].reshape(self._used, self._words)
+    def _is_ahead(self, first: int, constraint: TurnConstraint) -> bool:
+        """Whether a sample's mask is filled for where the constraint stands now."""
+        found = self._ahead.get(first)
+        return found is not None and found.constraint is constraint and found.position == constraint.position
 
     def _row(self, row: int) -> NDArray[np.int32]:
-        found: NDArray[np.int32] = self._matrix()[row]
-        return found
-
-    def _allows_several(self, row: int) -> bool:
-        """Whether a mask whose tokens are in one word has several."""
-        words = self._row(row)
-        return (int(words[np.flatnonzero(words)[0]]) & 0xFFFFFFFF).bit_count() > 1
+        """The words of a used mask."""
+        array: NDArray[np.int32] = self._host.numpy()
+        begin = aligned(self._samples) + row * self._words
+        return array[begin : begin + self._words]
 
     def _rows(self) -> MaskRows:
         """All rows that there is room for."""

@@ -29,6 +29,7 @@ from holdfast.engine.tiers.files import decode, encode
 from holdfast.engine.tiers.reading import SnapshotReader
 from holdfast.engine.tiers.session_memory import SessionMemory
 from holdfast.engine.tiers.snapshots import SnapshotStore
+from holdfast.engine.tiers.staging import Staging
 from holdfast.engine.tiers.thread import DiskThread, Job, JobKind
 from holdfast.engine.tiers.writing import SnapshotWriter
 
@@ -62,6 +63,7 @@ class DiskTier:
         "_session_log",
         "_thread",
         "background",
+        "staging",
         "store",
         "writer",
     )
@@ -80,6 +82,8 @@ class DiskTier:
         self._session_log = session_log
         self._thread = DiskThread(self._carry_out)
         self.writer = SnapshotWriter(scheduler, session_log, store, memory, self._thread, clock)
+        self.staging = Staging(store, scheduler.registry.sessions, clock)
+        """Files that come from other engines."""
         self.background = BackgroundWriter(scheduler, store, self.writer, idle_seconds, clock)
         self._reader = SnapshotReader(scheduler, store, memory, self._thread, clock)
         self._outcomes: dict[int, dict[int, bool | None]] = {}
@@ -157,11 +161,22 @@ class DiskTier:
     # --- start and end ----------------------------------------------------------------------------
 
     def recover(self, stored: StoredSession) -> None:
-        """A session was recovered from the journal: use its file if that is valid and has room."""
+        """A session was recovered from the journal: use its file if that is valid and has room.
+
+        A file that came from the engine that had it before is used instead of the one that the journal names.
+        """
         session = self._scheduler.registry.sessions[stored.id]
+        staged = self.staging.take(stored)
+        if staged is not None:
+            stored.snapshot = staged
         snapshot = self.store.check(stored, session.sequence.tokens)
-        if snapshot is not None and self._scheduler.adopt(stored.id, snapshot.length):
+        adopted = snapshot is not None and self._scheduler.adopt(stored.id, snapshot.length)
+        if adopted and snapshot is not None:
             self.store.replace(stored.id, snapshot)
+        if staged is not None and adopted:
+            self._session_log.append(staged)
+        elif staged is not None:
+            self.store.files.remove(staged.file)
 
     def write_all(self, progress: Callable[[int, int], None], cancelled: Cancellation) -> None:
         """Write every session whose file is missing or old; return when that is done, or cancelled."""
@@ -198,4 +213,5 @@ class DiskTier:
         no row in the journal, and the next engine removes it.
         """
         self._thread.stop(cancelled, self.store.files.abort)
+        self.staging.close()
         self.store.close()

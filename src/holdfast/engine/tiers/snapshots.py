@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from holdfast.core.layout import Tier
 from holdfast.core.session import Session
@@ -109,7 +109,11 @@ class SnapshotStore:
 
     def replace(self, session_id: str, snapshot: Snapshot) -> None:
         """Let a session have this file, whose row is durable, instead of the one that it had."""
-        self.forget(session_id)
+        before = self.snapshots.get(session_id)
+        if before is not None and before.file == snapshot.file:
+            self._bytes -= before.bytes
+        else:
+            self.forget(session_id)
         self.snapshots[session_id] = snapshot
         self._bytes += snapshot.bytes
 
@@ -168,6 +172,12 @@ class SnapshotStore:
         if row is not None and self.files.exists(row.file):
             # This engine never reads the file, so the digest of its tokens is not needed.
             self.replace(stored.id, Snapshot(row.file, row.length, "", row.bytes))
+
+    def expect(self, rows: Iterable[SnapshotWritten]) -> None:
+        """Keep files of sessions that this engine may claim later, by their rows in the journal."""
+        for row in rows:
+            if row.session not in self.snapshots and self.files.exists(row.file):
+                self.replace(row.session, Snapshot(row.file, row.length, "", row.bytes))
 
     def remove_orphans(self) -> None:
         """Remove files that belong to no session: a killed process left them behind."""

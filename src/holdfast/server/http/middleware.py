@@ -34,12 +34,25 @@ log = logging.getLogger("holdfast.server")
 
 PUBLIC = ("/", "/health", "/health/ready", "/ping", "/favicon.ico")
 PUBLIC_PREFIXES = ("/web/",)
-ADMIN = ("/metrics", "/flush_cache", "/reset_prefix_cache", "/get_server_info", "/server_info", "/v1/storm")
+ADMIN = (
+    "/metrics",
+    "/flush_cache",
+    "/reset_prefix_cache",
+    "/get_server_info",
+    "/server_info",
+    "/v1/storm",
+    "/v1/cluster",
+    "/v1/cluster/drain",
+    "/v1/cluster/events",
+    "/v1/cluster/move",
+    "/v1/cluster/rebalance",
+)
 GET_WITH_EFFECTS = ("/flush_cache", "/health_generate")
 """Paths where GET has side effects."""
 READING = ("GET", "HEAD", "OPTIONS")
 DRAINS = ("/health", "/health/ready", "/ping", "/metrics", "/v1/memory")
 
+VERSIONS = ("1.0", "1.1")
 HEADER_BYTES_MAX = 32 << 10
 SHORT_BODY_BYTES = 64 << 10
 """Bodies up to this size are read to the end even if the request is rejected: the connection stays open."""
@@ -181,6 +194,10 @@ def _require_framing(scope: Scope, headers: dict[str, str]) -> None:
     if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] != "1.1"):
         raise Problem(
             400, "ambiguous_length", "transfer-encoding: allowed in HTTP/1.1 only, and without content-length"
+        )
+    if scope["http_version"] not in VERSIONS:
+        raise Problem(
+            505, "unsupported_version", f"HTTP/{scope['http_version']} is not supported, HTTP/1.1 is"
         )
     if not scope["path"].startswith("/") and scope.get("method") != "OPTIONS":
         raise Problem(400, "bad_target", "the request target must be a path that begins with a slash")

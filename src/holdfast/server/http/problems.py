@@ -58,6 +58,7 @@ STATUS_OF_CODE = {
     "journal_unavailable": 503,
     "session_moved": 503,
     "engine_draining": 503,
+    "engine_not_found": 404,
     "invalid_grammar": 400,
     "unsupported_grammar": 400,
     "grammar_too_large": 400,
@@ -85,6 +86,7 @@ WORDS_OF_CODE = {
     "bad_max_tokens": "must be at least 0",
     "history_repeated": "the session already has its history: send only new messages, without assistant "
     "messages and without a leading system message, or set append_history to append them anyway",
+    "engine_not_found": "there is no other engine of this name that takes sessions",
     "journal_unavailable": "the journal cannot be written; try again later",
     "session_moved": "the session belongs to another server now; send the request again",
 }
@@ -226,6 +228,8 @@ def turn_failed(reason: str) -> Problem:
     """A turn that failed on the engine; its session is rolled back to the state before it."""
     if reason == "numeric_error":
         return Problem(500, reason, "the model's output was not a number; the turn was rolled back")
+    if reason == "session_moved":
+        return from_refusal(reason, "", None)
     if reason.startswith("constraint:"):
         said = "the answer's grammar exceeded a limit, or allowed nothing more; the turn was rolled back"
         return Problem(400, "constraint_failed", said)

@@ -6,21 +6,28 @@ Nothing here touches a socket or blocks.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import msgspec
 
-from holdfast.core.errors import Refused
+from holdfast.core.errors import JournalUnavailable, Refused
 from holdfast.core.layout import Tier
+from holdfast.engine.claims import Found
 from holdfast.engine.constraints.errors import GrammarError
 from holdfast.engine.constraints.grammar import Grammar
+from holdfast.engine.durable.store import LifeRow
 from holdfast.engine.grammars import GrammarRefused
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.memory_map import leased_units
 from holdfast.engine.report import session_report
 from holdfast.engine.sampling import Sampling, SamplingError
+from holdfast.engine.tiers.files import Header
+from holdfast.engine.tiers.staging import NotStaged
 from holdfast.engine.tools.answer import AnswerSpec
 from holdfast.engine.turn_spec import TurnSpec
 from holdfast.engine.verbs import Verbs, never_spent
 from holdfast.server.link import wire
+from holdfast.server.link.hand_overs import HandOvers, UnknownEngine
 from holdfast.server.link.reports import SURVEYS, Surveys
 from holdfast.server.link.results import CallReply, Outbox, TurnReply, noted_turns, stored_session
 from holdfast.server.link.rounds import Spent
@@ -35,13 +42,17 @@ class EngineCommands:
     The loop must have been opened with the outbox as its observer.
     """
 
-    __slots__ = ("_outbox", "_surveys", "loop", "turns", "verbs")
+    __slots__ = ("_outbox", "_surveys", "drains", "hand_overs", "loop", "turns", "verbs")
 
     def __init__(self, loop: EngineLoop, outbox: Outbox) -> None:
         self.loop = loop
         self.verbs = Verbs(loop, patient=True)
         self.turns: dict[int, TurnReply] = {}
         """Turns that are not over, by the calls that started them; some wait for their session."""
+        self.hand_overs: HandOvers | None = None
+        """Sessions on their way to other engines, where the journal is shared with them."""
+        self.drains = False
+        """Whether an API process has asked the engine to drain."""
         self._outbox = outbox
         self._surveys = Surveys(loop)
 
@@ -78,6 +89,15 @@ class EngineCommands:
                 verbs.restore(self._reply(call), name)
             case wire.MoveSession(call=call, session=name, to=to):
                 verbs.spill(self._reply(call), name, None if to is None else Tier[to.upper()])
+            case wire.Claim():
+                self._claim(command)
+            case wire.HandOver(call=call, session=name):
+                self._hand_over(self._reply(call), name, command.engine)
+            case wire.Stage() | wire.Portion():
+                self._stage(command)
+            case wire.Drain(call=call):
+                self.drains = True
+                self._reply(call).done(None)
             case wire.Ask():
                 self._ask(command)
             case wire.Configure() | wire.Stop() | wire.Greeting() | wire.Beat():
@@ -85,6 +105,49 @@ class EngineCommands:
 
     def _reply(self, call: int) -> CallReply:
         return CallReply(self._outbox, self.loop, call)
+
+    def _claim(self, command: wire.Claim) -> None:
+        """Find a session, and take it over if its engine has ended."""
+        reply, name = self._reply(command.call), command.session
+        claims = self.verbs.claims
+
+        def told(found: Found) -> None:
+            if found.refusal is not None:
+                reply.refused(found.refusal)
+            elif found.here:
+                reply.done(name, wire.Found(stored_session(self.loop, name)))
+            else:
+                reply.done(None, None if found.home is None else wire.Found(engine=found.home.name))
+
+        if claims is None:
+            stored = stored_session(self.loop, name)
+            reply.done(None, None if stored is None else wire.Found(stored))
+        else:
+            claims.claim(name, command.lost, told)
+
+    def _hand_over(self, reply: CallReply, session: str, engine: str) -> None:
+        if self.hand_overs is None:
+            reply.refused(UnknownEngine("this engine does not share its journal with others"))
+        else:
+            self.hand_overs.begin(reply, session, engine)
+
+    def _stage(self, command: wire.Stage | wire.Portion) -> None:
+        """Take a part of a file that comes from another engine."""
+        staging = None if self.loop.disk is None else self.loop.disk.staging
+        reply = self._reply(command.call)
+        try:
+            if staging is None:
+                raise NotStaged("this engine has no disk tier")
+            if isinstance(command, wire.Stage):
+                header = Header(command.model, command.layout, command.length, command.tokens)
+                staging.begin(command.call, command.session, header, command.bytes)
+                reply.done(None)
+            elif command.content:
+                reply.done(None, staging.write(command.stage, command.content))
+            else:
+                staging.abandon(command.stage)
+        except NotStaged as refusal:
+            self._outbox.answer(wire.Declined(command.call, "not_staged", str(refusal)))
 
     # --- turns ------------------------------------------------------------------------------------
 
@@ -146,7 +209,14 @@ class EngineCommands:
 
     def retry(self, spent: Spent = never_spent) -> None:
         """Try some of the verbs and turns that wait, until the round has no more time."""
+        if self.hand_overs is not None:
+            self.hand_overs.poll()
         self.verbs.retry(spent)
+
+    @property
+    def moves(self) -> bool:
+        """Whether a session is on its way to another engine."""
+        return self.hand_overs is not None and self.hand_overs.pending > 0
 
     @property
     def reporting(self) -> bool:
@@ -191,10 +261,29 @@ class EngineCommands:
             self._surveys.ask(command)
             return
         reply = self._reply(command.call)
+        if command.what == Question.LIVES:
+            self._ask_lives(reply)
+            return
         try:
             reply.done(None, self._answer(command))
         except Refused as refusal:
             reply.refused(refusal)
+
+    def _ask_lives(self, reply: CallReply) -> None:
+        """Answer with the engines that the journal knows."""
+        claims = self.verbs.claims
+        if claims is None:
+            reply.done(None, [])
+            return
+
+        def answered(future: Future[list[LifeRow]]) -> None:
+            error = future.exception()
+            if error is not None:
+                reply.refused(JournalUnavailable(str(error)))
+            else:
+                reply.done(None, [life._asdict() for life in future.result()])
+
+        claims.ask(claims.store.lives, answered)
 
     def _answer(self, command: wire.Ask) -> object:
         loop = self.loop

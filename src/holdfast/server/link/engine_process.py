@@ -17,12 +17,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from holdfast.engine.durable.membership import Membership
 from holdfast.engine.durable.places import without_credentials
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pauses import bound_pauses
@@ -31,10 +32,13 @@ from holdfast.engine.startup import open_loop
 from holdfast.server.http.keys import Keys, warn_if_readable
 from holdfast.server.link import wire
 from holdfast.server.link.addresses import split_address
+from holdfast.server.link.carrier import Carrier
 from holdfast.server.link.commands import EngineCommands
+from holdfast.server.link.draining import Drain
+from holdfast.server.link.hand_overs import HandOvers
 from holdfast.server.link.peers import Peers
 from holdfast.server.link.results import Outbox, stored_session
-from holdfast.server.link.tls import server_context
+from holdfast.server.link.tls import client_context, server_context
 from holdfast.server.link.worker import (
     FLUSH_SECONDS,
     SEAL_SECONDS,
@@ -51,6 +55,9 @@ __all__ = ["EngineHost", "SharedWorker", "model_digest", "run"]
 log = logging.getLogger("holdfast.engine")
 
 BACKLOG = 128
+TOLD_AT_ONCE = 128
+"""Sessions that a new API process is told of between two steps."""
+
 WEIGHT_FILES = ("*.safetensors", "*.gguf")
 
 Progress = Callable[[str, int, int], None]
@@ -84,6 +91,10 @@ class EngineHost:
         self.name = name
         self.life = secrets.token_hex(8)
         self._options = options
+        journal = loop.session_log.journal
+        owning = None if journal is None else journal.owning
+        self.journal = "" if owning is None else owning.identity
+        """The journal that this engine shares with others; empty if it has one of its own."""
 
     @property
     def facts(self) -> wire.ModelFacts:
@@ -100,12 +111,25 @@ class EngineHost:
             return f"the API process serves model {greeting.model[:8]}, the engine has {self.model[:8]}"
         if not 0 < greeting.calls < 1 << (63 - wire.CALL_BITS) or not greeting.client:
             return "the greeting has no name, or no valid prefix for its calls"
-        return wire.Welcome(wire.PROTOCOL, self.name, self.life, self.model, self._options)
+        about = (self.name, self.life, self.model, self._options)
+        return wire.Welcome(wire.PROTOCOL, *about, self.journal)
 
     def introduction(self) -> list[wire.Report]:
         """What a new member is told."""
-        ready = wire.Ready(self._facts, self._vocabulary, stored_sessions(self._commands.loop))
-        return [ready, self._commands.pulse()]
+        told = [] if self.journal else stored_sessions(self._commands.loop)
+        return [wire.Ready(self._facts, self._vocabulary, told), self._commands.pulse()]
+
+    def pulse(self) -> wire.Pulse:
+        """The engine's counters and gauges."""
+        return self._commands.pulse()
+
+    def untold(self) -> Iterator[wire.Elsewhere]:
+        """The sessions that a new member is not told of in its introduction, in portions."""
+        loop = self._commands.loop
+        names = list(loop.session_log.sessions) if self.journal else []
+        for first in range(0, len(names), TOLD_AT_ONCE):
+            some = (stored_session(loop, name) for name in names[first : first + TOLD_AT_ONCE])
+            yield wire.Elsewhere([stored for stored in some if stored is not None])
 
     def stored(self, name: str) -> wire.StoredSession | None:
         """An open session with all that API processes keep of it."""
@@ -115,12 +139,21 @@ class EngineHost:
 class SharedWorker(Worker):
     """Joins the commands of an engine to all its API processes."""
 
-    def __init__(self, peers: Peers, commands: EngineCommands, drain_seconds: float) -> None:
+    def __init__(
+        self, peers: Peers, commands: EngineCommands, drain_seconds: float, carrier: Carrier | None = None
+    ) -> None:
+        """`carrier`: links to other engines, where they share a journal."""
         super().__init__(_NoSocket(peers), commands, parent=0)
         self.signals = 0
         self._peers = peers
         self._drain_seconds = drain_seconds
         self._drained = 0.0
+        self._drain: Drain | None = None
+        claims = commands.verbs.claims
+        if claims is not None and carrier is not None:
+            self._others.append(carrier.descriptor)
+            commands.hand_overs = HandOvers(commands.verbs, claims, carrier)
+            self._drain = Drain(commands.loop, claims, commands.hand_overs, carrier)
 
     def signalled(self, *_: object) -> None:
         """A signal asks the process to end."""
@@ -128,6 +161,8 @@ class SharedWorker(Worker):
 
     def _serves(self) -> bool:
         """Whether the process goes on: while turns are in flight after the first signal, within a time."""
+        if self.commands.drains:
+            self.signals = max(1, self.signals)
         if not self.signals:
             return True
         if not self._peers.draining:
@@ -135,7 +170,12 @@ class SharedWorker(Worker):
             self._drained = time.monotonic() + self._drain_seconds
             log.info("draining", extra={"fields": {"turns": len(self.commands.turns)}})
             self._peers.send([msgspec.structs.replace(self.commands.pulse(), draining=True)])
-        busy = self.commands.turns or self.backlog
+            if self._drain is not None:
+                self._drain.begin()
+        busy = bool(self.commands.turns or self.backlog)
+        if self._drain is not None:
+            self._drain.poll()
+            busy = busy or not self._drain.over
         return self.signals < 2 and bool(busy) and time.monotonic() < self._drained
 
     def _receive(self) -> tuple[wire.Command, int] | None:
@@ -181,6 +221,13 @@ def bind(address: str) -> socket.socket:
     return bound
 
 
+def reachable(host: str, port: int) -> str:
+    """The address of a socket as others reach it: one that listens everywhere has the machine's name."""
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def run(model: str, engine_options: dict[str, Any], options: EngineProcessOptions, progress: Progress) -> int:
     """Serve API processes until a signal; raises `OptionError` or what opening the model raises."""
     assert options.link_keys is not None, "the command requires it"
@@ -196,20 +243,25 @@ def run(model: str, engine_options: dict[str, Any], options: EngineProcessOption
         cache = engine_options.get("cache")
         path = str(resolve_model(model, lambda done, total: progress("fetch", done, total), cache))
     outbox = Outbox()
-    loop = open_loop(path, make_options(**chosen), progress, outbox, serve_early=True)
-    commands = EngineCommands(loop, outbox)
     host, port = bound.getsockname()[:2]
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     name = options.engine_id or f"{socket.gethostname()}:{port}"
+    member = Membership(name, options.advertise or reachable(host, port), options.tenant_sessions)
+    opened = make_options(**chosen)
+    loop = open_loop(path, opened, progress, outbox, serve_early=True, member=member)
+    commands = EngineCommands(loop, outbox)
     about = EngineHost(commands, path, name, without_credentials(engine_options))
     peers = Peers(bound, context, about, options.link_seconds)
-    worker = SharedWorker(peers, commands, options.drain_seconds)
+    carrier = Carrier(client_context(options.link_keys), about.model) if about.journal else None
+    worker = SharedWorker(peers, commands, options.drain_seconds, carrier)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, worker.signalled)
     bound_pauses()
     bound.listen(BACKLOG)
     _announce(about, shown)
     worker.run()
+    if carrier is not None:
+        carrier.close()
     loop.shut_down(lambda done, total: progress("spill", done, total), lambda: worker.signals > 2)
     peers.close(FLUSH_SECONDS)
     return 0

@@ -7,7 +7,9 @@ To the rest of the API process this is a `Link`, as the client of a single engin
     a report, a flush    all engines; their answers are joined (`joined_reports`)
 
 An engine that cannot be reached takes nothing and loses nothing: commands about its sessions fail with an
-error that may be retried, and the others serve on. All methods run on the event loop.
+error that may be retried, and the others serve on. Where the engines share a journal, another one takes such
+a session over (`finding`), and a command that was refused because its session is elsewhere by now is sent
+there. All methods run on the event loop.
 """
 
 from __future__ import annotations
@@ -18,16 +20,18 @@ import logging
 import secrets
 import ssl
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from holdfast.server.http.problems import Problem, engine_unavailable, from_refusal
 from holdfast.server.link import wire
+from holdfast.server.link.calls import Once, session_of
+from holdfast.server.link.cluster_events import ClusterEvents
 from holdfast.server.link.directory import AskedDirectory, Directory
 from holdfast.server.link.engine_client import EngineClient, LoopTime, TurnFeed, joined_times
+from holdfast.server.link.finding import Finder, Patience
 from holdfast.server.link.joined_reports import JoinedPictures, joined_memory, joined_pulse
 from holdfast.server.link.placement import roomiest
 from holdfast.server.link.remote_engine import RemoteEngine, turn_lost
@@ -59,8 +63,11 @@ class EngineSetObserver(Protocol):
     def turn_ended(self, feed: TurnFeed) -> None:
         """A turn has had its end, or was lost."""
 
-    def engine_ready(self, ready: wire.Ready, others: Collection[str] = ()) -> None:
-        """An engine serves; sessions that neither it nor another has (`others`) are lost."""
+    def engine_ready(self, ready: wire.Ready, others: Collection[str] | None = ()) -> None:
+        """An engine serves; sessions that neither it nor another has (`others`) are lost.
+
+        None are where `others` is None.
+        """
 
     def engine_lost(self, volatile: Collection[str] | None = None) -> None:
         """An engine is lost, and with it the chats that were found by their content."""
@@ -77,8 +84,10 @@ class Seat:
         self.turn_ended = observer.turn_ended
 
     def session_gone(self, session: str, reason: str) -> None:
-        """A session was closed, or has expired; another engine's of that name stays."""
-        if self._engines.disown(session, self._address):
+        """A session was closed, has expired or moved; another engine's of that name stays."""
+        if reason == "moved":
+            self._engines.disown(session, self._address)
+        elif self._engines.disown(session, self._address):
             self._observer.session_gone(session, reason)
 
     def session_stored(self, stored: wire.StoredSession) -> None:
@@ -106,43 +115,85 @@ class EngineSet:
         observer: EngineSetObserver,
     ) -> None:
         self._observer = observer
+        self._context = context
+        self._link_seconds = link_seconds
         self._identity = secrets.token_hex(16)
         self._prefix = 1 + secrets.randbelow((1 << (63 - wire.CALL_BITS)) - 1)
         self._numbers = itertools.count(self._prefix << wire.CALL_BITS)
         self._model = ""
-        self.directory: Directory = AskedDirectory(self._ask_for)
+        self._journal: str | None = None
+        """The journal that the engines share; empty if each has one of its own, None before it is known."""
+        self.directory: Directory = AskedDirectory(self._look_up)
         self._volatile: dict[str, str] = {}
         """Engines of chats' sessions, by name: no other API process knows of these."""
+        self._left: dict[str, str] = {}
+        """Where sessions were that are looked for: an engine that was restarted may have their files."""
+        self._cut_off: dict[str, str] = {}
+        """Engines of sessions that are looked for, where these cannot write the journal."""
+        self.events = ClusterEvents()
         self._pictures = JoinedPictures()
         self._ready = asyncio.Event()
         self._stopped = asyncio.Event()
-        self.engines = {
-            address: RemoteEngine(
-                address,
-                EngineClient(Seat(self, observer, address), self._numbers, turn_lost),
-                context,
-                link_seconds,
-                self._greeting,
-                self._judge,
-            )
-            for address in addresses
-        }
+        self._changed = asyncio.Event()
+        self.engines: dict[str, RemoteEngine] = {}
+        self._finder = Finder(lambda: self.engines, self.ask)
+        self.change(addresses)
 
     # --- the links --------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Keep links to all engines until `stop`."""
-        links = [asyncio.create_task(engine.run()) for engine in self.engines.values()]
+        links: dict[RemoteEngine, asyncio.Task[None]] = {}
         stopped = asyncio.create_task(self._stopped.wait())
         try:
-            await asyncio.wait([*links, stopped], return_when=asyncio.FIRST_COMPLETED)
-            for link in links:
-                if link.done():
-                    link.result()  # It ends only by a mistake.
+            while not stopped.done():
+                self._changed.clear()
+                kept = list(self.engines.values())
+                ended = [links.pop(engine) for engine in list(links) if engine not in kept]
+                for link in ended:
+                    link.cancel()
+                await asyncio.gather(*ended, return_exceptions=True)
+                links |= {each: asyncio.create_task(each.run()) for each in kept if each not in links}
+                changed = asyncio.create_task(self._changed.wait())
+                waited = [*links.values(), stopped, changed]
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                for link in links.values():
+                    if link.done():
+                        link.result()  # It ends only by a mistake.
         finally:
-            for task in (*links, stopped):
+            for task in (*links.values(), stopped):
                 task.cancel()
-            await asyncio.gather(*links, stopped, return_exceptions=True)
+            await asyncio.gather(*links.values(), stopped, return_exceptions=True)
+
+    def change(self, addresses: Sequence[str], moved: Mapping[str, str] | None = None) -> None:
+        """Use the engines at these addresses from now on, and no others.
+
+        `moved` names the new addresses of engines that serve elsewhere now: their sessions are there.
+        """
+        engines = {each: self.engines.get(each) or self._engine(each) for each in addresses}
+        for address in self.engines.keys() - engines.keys():
+            for session in self.directory.owned(address):
+                self.directory.forget(session)
+                if (new := (moved or {}).get(address)) is not None:
+                    self.directory.note(session, new)
+        self.engines = engines  # A new table: others may be going through the old one.
+        self._changed.set()
+
+    def _engine(self, address: str) -> RemoteEngine:
+        return RemoteEngine(
+            address,
+            EngineClient(Seat(self, self._observer, address), self._numbers, turn_lost),
+            self._context,
+            self._link_seconds,
+            self._greeting,
+            self._judge,
+        )
+
+    def _name_of(self, address: str) -> str:
+        """The name of an engine; the address of one that is used no more."""
+        engine = self.engines.get(address)
+        return address if engine is None else engine.name
 
     async def wait_ready(self) -> None:
         """Wait until an engine serves."""
@@ -169,8 +220,15 @@ class EngineSet:
                 same = other.welcome.life == welcome.life
                 what = "the same engine" if same else "another engine with the same name"
                 return f"{what} is connected at {other.address}"
-        self._model = welcome.model
+        if self._journal not in (None, welcome.journal):
+            return "it does not share its journal with the other engines of this process"
+        self._model, self._journal = welcome.model, welcome.journal
         return None
+
+    @property
+    def shared(self) -> bool:
+        """Whether the engines share a journal, and take over each other's sessions."""
+        return bool(self._journal)
 
     @property
     def _up(self) -> list[RemoteEngine]:
@@ -183,13 +241,13 @@ class EngineSet:
 
     @property
     def complete(self) -> bool:
-        """Whether all engines can be asked for a session now."""
-        return all(engine.up for engine in self.engines.values())
+        """Whether all engines can be asked for a session now, or their journal can."""
+        return (self.shared and self.up) or all(engine.up for engine in self.engines.values())
 
     @property
     def acquainted(self) -> bool:
-        """Whether all engines have said which sessions they have, at some time."""
-        return all(engine.facts is not None for engine in self.engines.values())
+        """Whether all engines have said which sessions they have, at some time, or need not."""
+        return self.shared or all(engine.facts is not None for engine in self.engines.values())
 
     @property
     def facts(self) -> wire.ModelFacts | None:
@@ -212,7 +270,8 @@ class EngineSet:
     def own(self, session: str, address: str) -> bool:
         """An engine says that it has a session; False if another one has it."""
         owner = self.directory.owner(session)
-        if owner is not None and owner != address and self.engines[owner].up:
+        other = None if owner in (None, address) else self.engines.get(owner or "")
+        if not self.shared and other is not None and other.up:
             fields = {"session": session, "engine": address, "kept": owner}
             log.error("two engines have a session of one name", extra={"fields": fields})
             return False
@@ -230,6 +289,11 @@ class EngineSet:
 
     def joined(self, address: str, ready: wire.Ready) -> None:
         """An engine serves."""
+        self.events.add("up", self._name_of(address))
+        if self.shared:
+            self._observer.engine_ready(ready, None)
+            self._ready.set()
+            return
         mine = [stored for stored in ready.sessions if self.own(stored.view.name, address)]
         names = {stored.view.name for stored in mine}
         for session in self.directory.owned(address) - names:
@@ -240,10 +304,19 @@ class EngineSet:
 
     def left(self, address: str) -> list[str]:
         """A link is lost: the sessions of chats that nobody can find any more."""
+        self.events.add("down", self._name_of(address))
         lost = [session for session, owner in self._volatile.items() if owner == address]
         for session in lost:
             del self._volatile[session]
         return lost
+
+    async def home(self, session: str) -> RemoteEngine:
+        """The engine that has a session; raises if none has."""
+        return await self._found(session)
+
+    def handed_over(self, session: str, address: str) -> None:
+        """A session was handed over to an engine."""
+        self.directory.note(session, address)
 
     # --- where commands go ------------------------------------------------------------------------
 
@@ -254,34 +327,53 @@ class EngineSet:
     async def _found(self, session: str) -> RemoteEngine:
         """The engine of a session; raises if none has it."""
         owner = self._owner(session)
-        if owner is None and await self.finds(session):
-            owner = self._owner(session)
+        if owner is not None and (owner.up or not self.shared or session in self._volatile):
+            return owner
+        owner = self._owner(session) if await self.finds(session) else None
         if owner is None:
+            self.directory.forget(session)
+            self._observer.session_gone(session, "closed")
             raise from_refusal("session_not_found", "", "session_id")
         return owner
 
     async def finds(self, session: str) -> bool:
-        """Whether an engine has a session that this process did not know of."""
+        """Whether an engine has a session that this process did not know of, or takes it over."""
         found = await self.directory.look_up(session)
         if found is not None:
             self._observer.session_stored(found[1])
         return found is not None
 
-    async def _ask_for(self, session: str) -> tuple[str, wire.StoredSession] | None:
-        """Ask all engines for a session."""
-        asked = self._up
-        answers = await asyncio.gather(
-            *(self._ask(engine, wire.Ask(0, Question.STORED, session)) for engine in asked),
-            return_exceptions=True,
-        )
-        for engine, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, wire.Done) and answer.answer is not None:
-                return engine.address, msgspec.convert(answer.answer, wire.StoredSession)
-        return None
+    async def _look_up(self, session: str) -> tuple[str, wire.StoredSession] | None:
+        """Ask for a session at all engines, or at one that finds it in their journal."""
+        if self.shared:
+            before = self._left.pop(session, None) or self.directory.owner(session)
+            unable = self._cut_off.pop(session, None)
+            found = await self._finder.in_journal(session, before, () if unable is None else (unable,))
+            if found is not None and before not in (None, found[0]):
+                self.events.add("taken over", self._name_of(found[0]), session=session)
+            return found
+        return await self._finder.at_any(session)
 
-    async def _ask(self, engine: RemoteEngine, question: wire.Ask) -> wire.Done:
+    async def ask(self, engine: RemoteEngine, question: wire.Command) -> wire.Done:
+        """Send a command to one engine, and wait for its answer."""
         number = self.number()
         return await engine.client.call(msgspec.structs.replace(question, call=number), number)
+
+    async def _again(self, problem: Problem, session: str, engine: RemoteEngine, patience: Patience) -> bool:
+        """Whether a command that was refused is sent again, to the engine that its session is at by now."""
+        if not self.shared or session in self._volatile:
+            return False
+        if problem.code == "journal_unavailable":
+            if patience.cut_off or len(self._up) < 2:
+                return False
+            patience.cut_off = True
+            self._cut_off[session] = engine.address
+        elif not await patience.again(problem):
+            return False
+        if self.directory.owner(session) == engine.address:
+            self.directory.forget(session)
+            self._left[session] = engine.address
+        return True
 
     def _roomiest(self) -> RemoteEngine:
         engine = roomiest(self._up)
@@ -293,12 +385,16 @@ class EngineSet:
     async def _for_new(self, session: str) -> RemoteEngine:
         """Where a session is opened: where one of its name is, if there is one; it is refused there."""
         owner = self._owner(session)
+        if self.shared:  # The journal decides between engines.
+            return self._roomiest() if owner is None or not owner.up else owner
         if owner is None and len(self._up) > 1 and await self.finds(session):
             owner = self._owner(session)
         return self._roomiest() if owner is None else owner
 
     async def _is_elsewhere(self, session: str, engine: RemoteEngine) -> bool:
-        """Whether another engine has a session."""
+        """Whether another engine has a session; a shared journal decides that itself."""
+        if self.shared:
+            return False
         owner = self._owner(session)
         if owner is None and len(self._up) > 1 and await self.finds(session):
             owner = self._owner(session)
@@ -345,29 +441,11 @@ class EngineSet:
         over: Callable[[], None] | None = None,
     ) -> wire.Done:
         """Send a command to the engine that it concerns, and wait for its answer."""
-        try:
-            if isinstance(command, wire.Ask) and command.what in AT_ALL:
-                return await self._ask_all(command)
-            if isinstance(command, wire.OpenSession):
-                engine = await self._for_new(command.session)
-            else:
-                engine = await self._found(_session_of(command))
-            if isinstance(command, wire.Fork) and await self._is_elsewhere(command.child, engine):
-                raise from_refusal("session_exists", "", "id")
-        except BaseException:
-            if over is not None:
-                over()
-            raise
-
-        def noted(done: wire.Done) -> None:
-            if isinstance(command, wire.OpenSession):
-                self.directory.note(command.session, engine.address)
-            elif isinstance(command, wire.Fork):
-                self.directory.note(done.answer, engine.address)
-            if heard is not None:
-                heard(done)
-
-        done = await engine.client.call(command, number, noted, over)
+        if isinstance(command, wire.Ask) and command.what in AT_ALL:
+            return await self._ask_all(command)
+        engine, done = await self._call_owner(command, number, heard, Once(over))
+        if isinstance(command, wire.Fork) and done.view is None:
+            await self.finds(done.answer)  # The fork was made before, and is at another engine by now.
         match command:
             case wire.Ask(what=Question.LEASED):
                 return msgspec.structs.replace(done, answer=self._pictures.leased(engine.name, done.answer))
@@ -375,9 +453,59 @@ class EngineSet:
                 return msgspec.structs.replace(done, answer={**done.answer, "engine": engine.name})
         return done
 
+    async def _call_owner(
+        self,
+        command: wire.Command,
+        number: int,
+        heard: Callable[[wire.Done], None] | None,
+        over: Callable[[], None],
+    ) -> tuple[RemoteEngine, wire.Done]:
+        """Send a command to the engine that it concerns: the engine, and its answer."""
+        patience = Patience()
+        while True:
+            try:
+                engine = await self._for(command)
+            except BaseException:
+                over()
+                raise
+            try:
+                return engine, await self._call_at(engine, command, number, heard, over)
+            except Problem as problem:
+                if not await self._again(problem, session_of(command), engine, patience):
+                    raise
+
+    async def _for(self, command: wire.Command) -> RemoteEngine:
+        """The engine that a command concerns."""
+        if isinstance(command, wire.OpenSession):
+            return await self._for_new(command.session)
+        engine = await self._found(session_of(command))
+        if isinstance(command, wire.Fork) and await self._is_elsewhere(command.child, engine):
+            raise from_refusal("session_exists", "", "id")
+        return engine
+
+    async def _call_at(
+        self,
+        engine: RemoteEngine,
+        command: wire.Command,
+        number: int,
+        heard: Callable[[wire.Done], None] | None,
+        over: Callable[[], None],
+    ) -> wire.Done:
+        def noted(done: wire.Done) -> None:
+            if isinstance(command, wire.OpenSession):
+                self.directory.note(command.session, engine.address)
+            elif isinstance(command, wire.Fork) and done.view is not None:
+                self.directory.note(done.answer, engine.address)
+            if heard is not None:
+                heard(done)
+
+        return await engine.client.call(command, number, noted, over)
+
     async def start(self, commands: Sequence[wire.StartTurn]) -> list[TurnFeed]:
         """Start all turns of a request at one engine, or none."""
         first = commands[0]
+        if first.session is not None and not first.volatile:
+            return await self._start_at_owner(first.session, commands)
         for _ in self.engines:
             engine, is_new = await self._for_turn(first)
             if first.volatile and first.session is not None:
@@ -391,12 +519,21 @@ class EngineSet:
                     raise
         raise engine_unavailable()
 
+    async def _start_at_owner(self, session: str, commands: Sequence[wire.StartTurn]) -> list[TurnFeed]:
+        """Start turns of a session at the engine that has it."""
+        patience = Patience()
+        while True:
+            engine = await self._found(session)
+            try:
+                return await engine.client.start(commands)
+            except Problem as problem:
+                if not await self._again(problem, session, engine, patience):
+                    raise
+
     async def _for_turn(self, command: wire.StartTurn) -> tuple[RemoteEngine, bool]:
-        """The engine of a turn, and whether another one would do."""
+        """The engine of a turn that is no client's session, and whether another one would do."""
         if command.session is None:
             return self._roomiest(), True
-        if not command.volatile:
-            return await self._found(command.session), False
         owner = self._owner(command.session)
         if owner is None and command.parent is not None:
             owner = self._owner(command.parent)
@@ -425,7 +562,7 @@ class EngineSet:
         if not asked:
             raise engine_unavailable()
         answers = await asyncio.gather(
-            *(self._ask(engine, self._part(engine, question)) for engine in asked), return_exceptions=True
+            *(self.ask(engine, self._part(engine, question)) for engine in asked), return_exceptions=True
         )
         found: dict[str, Any] = {}
         for engine, answer in zip(asked, answers, strict=True):
@@ -456,13 +593,3 @@ class EngineSet:
                 }
                 return [by_name[name] for name in question.names if name in by_name]
         return None
-
-
-def _session_of(command: wire.Command) -> str:
-    """The session that a command is about."""
-    if isinstance(command, wire.Ask):
-        assert command.name is not None, f"{command.what} is asked of a session"
-        return command.name
-    with suppress(AttributeError):
-        return str(command.session)  # type: ignore[union-attr]
-    raise AssertionError("not a command of an API process")

@@ -53,6 +53,9 @@ GREETING_MAX = 4096
 
 ACCEPTED_AT_ONCE = 8
 
+NEW = (wire.StartTurn, wire.OpenSession, wire.Fork, wire.Stage)
+"""Commands that begin something: an engine that drains declines them."""
+
 
 class Host(Protocol):
     """The engine that the peers speak to."""
@@ -63,6 +66,12 @@ class Host(Protocol):
     def introduction(self) -> list[wire.Report]:
         """What a new member is told."""
 
+    def pulse(self) -> wire.Pulse:
+        """The engine's counters and gauges."""
+
+    def untold(self) -> Iterator[wire.Elsewhere]:
+        """The sessions that a new member is not told of in its introduction, in portions."""
+
     def stored(self, name: str) -> wire.StoredSession | None:
         """An open session with all that API processes keep of it."""
 
@@ -70,7 +79,20 @@ class Host(Protocol):
 class Peer:
     """One connection."""
 
-    __slots__ = ("address", "calls", "client", "heard", "link", "secure", "silence", "turns", "volatile")
+    __slots__ = (
+        "address",
+        "calls",
+        "client",
+        "engine",
+        "heard",
+        "link",
+        "secure",
+        "silence",
+        "staged",
+        "turns",
+        "untold",
+        "volatile",
+    )
 
     def __init__(self, secure: SecureSocket, address: str) -> None:
         self.secure = secure
@@ -85,6 +107,12 @@ class Peer:
         """Turns that are not over, with what stays of each if this peer is gone."""
         self.volatile: set[str] = set()
         self.heard: set[str] = set()
+        self.engine = False
+        """Whether it is another engine."""
+        self.staged: set[int] = set()
+        """Files that it has announced."""
+        self.untold: Iterator[wire.Elsewhere] | None = None
+        """Sessions that it is still to be told of."""
 
     def note(self, command: wire.Command) -> None:
         """Remember what has to be ended with this peer."""
@@ -95,6 +123,8 @@ class Peer:
                     self.heard.discard(command.session)
                     if command.volatile:
                         self.volatile.add(command.session)
+            case wire.Stage():
+                self.staged.add(command.call)
             case wire.Hear():
                 (self.heard.add if command.tokens else self.heard.discard)(command.session)
 
@@ -106,6 +136,8 @@ class Peer:
             yield wire.Hear(next(numbers), session, [])
         for session in self.volatile:
             yield wire.CloseSession(next(numbers), session)
+        for stage in self.staged:
+            yield wire.Portion(next(numbers), stage, b"")
 
 
 class Peers:
@@ -173,7 +205,20 @@ class Peers:
                 news = True
         if time.monotonic() - self._ticked >= TICK_SECONDS:
             self._tick()
+        for peer in self.members:
+            if peer.untold is not None and not peer.secure.unsent:
+                self._tell_more(peer)
         return news
+
+    def _tell_more(self, peer: Peer) -> None:
+        """Tell a member of some more sessions."""
+        assert peer.untold is not None
+        portion = next(peer.untold, None)
+        if portion is None:
+            peer.untold = None
+        else:
+            peer.secure.send(wire.encode(portion))
+            self._ask_room(peer)
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
@@ -233,12 +278,12 @@ class Peers:
         if call >> wire.CALL_BITS != peer.calls:
             peer.secure.end("a call with the number of another API process")
             return
-        if self.draining and isinstance(command, (wire.StartTurn, wire.OpenSession, wire.Fork)):
+        if self.draining and isinstance(command, NEW):
             said = "the engine is shutting down; try again"
             peer.secure.send(wire.encode(wire.Declined(call, "engine_draining", said)))
             return
         peer.note(command)
-        if isinstance(command, (wire.OpenSession, wire.Fork, wire.UpdateSession)):
+        if isinstance(command, (wire.OpenSession, wire.Fork, wire.UpdateSession, wire.Claim)):
             self._shared.add(call)
         self._came.append((command, size))
 
@@ -258,13 +303,18 @@ class Peers:
             self._drop(before, "its API process has connected again")
         del self._strangers[peer.secure.socket.fileno()]
         peer.client, peer.link, peer.calls = greeting.client, greeting.link, greeting.calls
+        peer.engine = greeting.engine
         peer.secure.frames.longest = type(peer.secure.frames)().longest
         peer.silence.reset()
         self._members[peer.calls] = peer
-        log.info("an API process is connected", extra={"fields": {"address": peer.address}})
         peer.secure.send(wire.encode(answer))
+        if peer.engine:
+            peer.secure.send(wire.encode(self._host.pulse()))
+            return
+        log.info("an API process is connected", extra={"fields": {"address": peer.address}})
         for report in self._host.introduction():
             peer.secure.send(wire.encode(report))
+        peer.untold = self._host.untold()
 
     # --- what goes --------------------------------------------------------------------------------
 
@@ -289,7 +339,8 @@ class Peers:
     def _send_all(self, report: wire.Report) -> None:
         frame = wire.encode(report)
         for peer in self._members.values():
-            peer.secure.send(frame)
+            if not peer.engine:
+                peer.secure.send(frame)
 
     def _send_answer(self, report: wire.Done | wire.Declined) -> None:
         prefix = report.call >> wire.CALL_BITS
@@ -320,6 +371,8 @@ class Peers:
             self._send_all(step)  # A member ignores turns of members before it.
             return
         for peer in self._members.values():
+            if peer.engine:
+                continue
             deltas = [delta for delta in step.deltas if delta.turn >> wire.CALL_BITS == peer.calls]
             ends = [end for end in step.ends if end.turn >> wire.CALL_BITS == peer.calls]
             if deltas or ends or step.gone:
@@ -329,7 +382,7 @@ class Peers:
 
     def _tell_others(self, prefix: int, views: list[tuple[wire.SessionView, bool]]) -> None:
         """Tell all but one API process what has become of sessions; those in whole that may be new."""
-        others = [peer for peer in self._members.values() if peer.calls != prefix]
+        others = [peer for peer in self._members.values() if peer.calls != prefix and not peer.engine]
         if not others:
             return
         stored = [found for view, whole in views if whole and (found := self._host.stored(view.name))]
@@ -374,7 +427,8 @@ class Peers:
             return
         del self._members[peer.calls]
         fields = {"address": peer.address, "turns": len(peer.turns)}
-        log.warning("the link to an API process is lost: %s", why, extra={"fields": fields})
+        told = log.debug if peer.engine else log.warning
+        told("the link to an API process is lost: %s", why, extra={"fields": fields})
         self._came.extend((command, 0) for command in peer.last_words(self._numbers))
 
     def close(self, seconds: float) -> None:

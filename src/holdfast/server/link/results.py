@@ -58,12 +58,12 @@ class Outbox:
         """Add the end of a turn to the current step."""
         self._ends.append(end)
 
-    def session_closed(self, session_id: str, reason: str, expired: bool) -> None:
+    def session_closed(self, session_id: str, reason: str, expired: bool, moved: bool) -> None:
         """Report a closed session; one that only a request of its own had is not reported."""
         # One that expires while its last rows are in flight is closed after them, as if by a verb; one that
         # is closed after a turn that was aborted or failed has that turn's reason.
         if reason != "finished":
-            self._gone.append((session_id, "expired" if expired else "closed"))
+            self._gone.append((session_id, "moved" if moved else "expired" if expired else "closed"))
 
     def finding(self) -> None:
         """Count a finding of the audit."""

@@ -114,6 +114,8 @@ class Backlog:
                 | wire.Compact()
                 | wire.Fork()
                 | wire.MoveSession()
+                | wire.Claim()
+                | wire.HandOver()
             ):
                 return command.session
         return None

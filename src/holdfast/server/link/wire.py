@@ -14,10 +14,16 @@ from typing import Any
 import msgspec
 
 from holdfast.server.dialects import wire_fields
+from holdfast.server.link import cluster_wire
 
 SamplingFields = wire_fields.SamplingFields
+Claim = cluster_wire.Claim
+Drain = cluster_wire.Drain
+HandOver = cluster_wire.HandOver
+Portion = cluster_wire.Portion
+Stage = cluster_wire.Stage
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of these messages; over TCP both ends must have the same."""
 
 CALL_BITS = 36
@@ -36,6 +42,8 @@ class Greeting(msgspec.Struct, tag="greeting", frozen=True):
     calls: int
     model: str = ""
     link: str = ""
+    engine: bool = False
+    """Whether it is another engine, which is told of nothing but the answers to its calls."""
 
 
 class Beat(msgspec.Struct, tag="beat", frozen=True):
@@ -238,14 +246,15 @@ class Question(StrEnum):
     TURNS = "turns"
     TOKENS = "tokens"
     STORED = "stored"
+    LIVES = "lives"
     FLUSH = "flush"
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
     """A question: `memory` (of all, or as tenant `name` may see it), `picture`, `session`, `leased` and
     `tokens` (of session `name`), `turns` (of session `name`: those with notes, or those in `names` alone),
-    `sessions` (of `names`), `stored` (session `name` as a `StoredSession`; None if it is not here), and
-    `flush`."""
+    `sessions` (of `names`), `stored` (session `name` as a `StoredSession`; None if it is not here), `lives`
+    (of the engines that share the journal), and `flush`."""
 
     call: int
     what: Question
@@ -275,6 +284,11 @@ Command = (
     | CloseSession
     | UpdateSession
     | MoveSession
+    | Claim
+    | HandOver
+    | Drain
+    | Stage
+    | Portion
     | Ask
     | Stop
     | Greeting
@@ -343,6 +357,13 @@ class StoredSession(msgspec.Struct, frozen=True):
     tools: list[dict[str, Any]] = []
 
 
+class Found(msgspec.Struct, frozen=True):
+    """Where a session is: here, as it is `stored`, or at the engine whose name is `engine`."""
+
+    stored: StoredSession | None = None
+    engine: str | None = None
+
+
 class Vocabulary(msgspec.Struct, frozen=True):
     """The tokenizer of the model; the API process does not open the model itself."""
 
@@ -354,7 +375,10 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """The engine serves; `sessions` were recovered from its journal."""
+    """The engine serves; `sessions` were recovered from its journal.
+
+    An engine that shares its journal with others tells its sessions later, in portions (`Elsewhere`).
+    """
 
     facts: ModelFacts
     vocabulary: Vocabulary
@@ -364,7 +388,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 class Welcome(msgspec.Struct, tag="welcome", frozen=True):
     """The answer to a `Greeting`, followed by `Ready`: which engine this is. `life` is new at each start.
 
-    A greeting that is refused is answered with `Unable`.
+    `journal` names the journal that it shares with other engines; empty if it has one of its own. A greeting
+    that is refused is answered with `Unable`.
     """
 
     protocol: int
@@ -372,6 +397,7 @@ class Welcome(msgspec.Struct, tag="welcome", frozen=True):
     life: str
     model: str
     options: dict[str, Any] = {}
+    journal: str = ""
 
 
 class Elsewhere(msgspec.Struct, tag="elsewhere", frozen=True):
@@ -521,7 +547,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):
-    """The results of one step: output, ends, and sessions that were `closed` or have `expired`."""
+    """The results of one step: output, ends, and sessions that were `closed`, have `expired` or `moved`."""
 
     deltas: list[Delta] = []
     ends: list[End] = []

@@ -159,8 +159,10 @@ class Worker:
         if commands.loop.active:
             return max(0.0, commands.loop.pacing.slack)
         if commands.waits:
-            sleeps = commands.loop.session_log.writing or commands.compiles
+            sleeps = commands.loop.session_log.writing or commands.compiles or commands.moves
             return WAITING_SECONDS if sleeps else 0.0
+        if commands.moves:
+            return WAITING_SECONDS
         return SEAL_SECONDS if commands.loop.scheduler.registry.seals else NAP_SECONDS
 
     def _budget(self) -> Budget:

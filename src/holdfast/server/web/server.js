@@ -117,6 +117,10 @@ export class Link {
 
   end() {
     this.ended = true;
-    if (this.socket) this.socket.close();
+    const socket = this.socket;
+    if (!socket) return;
+    // A browser complains of a socket that is closed while it opens.
+    if (socket.readyState === WebSocket.CONNECTING) socket.onopen = () => socket.close();
+    else socket.close();
   }
 }

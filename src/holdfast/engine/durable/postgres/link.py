@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -19,7 +20,7 @@ from holdfast.engine.durable.places import fault_of, shown
 from holdfast.engine.durable.records import JournalError
 from holdfast.engine.durable.store import Durability
 
-__all__ = ["SYNCHRONOUS", "Connection", "Link", "Unreachable", "connect", "in_words", "name_of"]
+__all__ = ["SYNCHRONOUS", "Connection", "Link", "Unreachable", "connect", "in_words", "name_of", "named"]
 
 log = logging.getLogger("holdfast.journal")
 
@@ -50,6 +51,13 @@ class Unreachable(RuntimeError):
 def name_of(url: str) -> str:
     """The name of the server among those of the database: the URL's `application_name`."""
     return str(conninfo_to_dict(url).get("application_name", "holdfast"))
+
+
+def named(url: str, name: str) -> str:
+    """The URL for a server of this name."""
+    place, _, query = url.partition("?")
+    given = [part for part in query.split("&") if part and not part.startswith("application_name=")]
+    return f"{place}?{'&'.join([*given, f'application_name={quote(name)}'])}"
 
 
 def connect(url: str, durability: Durability = "fsync") -> Connection:

@@ -15,8 +15,19 @@ from holdfast.cluster.lives import LifeState
 from holdfast.cluster.ownership import Claimed, Offer, Write
 from holdfast.engine.durable.postgres.link import Connection
 from holdfast.engine.durable.postgres.tables import escape, unescape
+from holdfast.engine.durable.store import LifeRow
 
-__all__ = ["Located", "claim", "hand_over", "locate", "stored"]
+__all__ = [
+    "Located",
+    "claim",
+    "count_of",
+    "hand_over",
+    "lives",
+    "locate",
+    "stored",
+    "takers",
+    "unclaimed",
+]
 
 CLAIM = """
 WITH me AS MATERIALIZED (
@@ -61,7 +72,7 @@ WHERE CASE WHEN w.kind = 'remove' THEN s.id IS NULL
 """
 
 LOCATE = """
-SELECT s.id, l.life, l.state, l.address, l.lease < clock_timestamp()
+SELECT s.id, l.life, l.state, l.address, l.lease < clock_timestamp(), l.name
 FROM holdfast.sessions s JOIN holdfast.lives l ON l.life = s.owner WHERE s.id = ANY(%(ids)s)
 """
 
@@ -73,6 +84,7 @@ class Located(NamedTuple):
     state: LifeState
     address: str
     lapsed: bool
+    name: str = ""
 
 
 def claim(connection: Connection, life: int, names: Iterable[str]) -> dict[str, Claimed]:
@@ -113,6 +125,53 @@ def locate(connection: Connection, names: Iterable[str]) -> dict[str, Located]:
     """The owners of sessions, but for unknown ones."""
     rows = connection.execute(LOCATE, {"ids": [escape(name) for name in names]})
     return {
-        unescape(name): Located(life, LifeState(state), address, lapsed)
-        for name, life, state, address, lapsed in rows
+        unescape(name): Located(life, LifeState(state), address, lapsed, server)
+        for name, life, state, address, lapsed, server in rows
     }
+
+
+def takers(connection: Connection, life: int) -> list[Located]:
+    """The lives besides this one that take sessions."""
+    rows = connection.execute(
+        "SELECT life, state, address, lease < clock_timestamp(), name FROM holdfast.lives "
+        "WHERE state = 'live' AND life <> %s ORDER BY life",
+        (life,),
+    )
+    return [
+        Located(other, LifeState(state), address, lapsed, name)
+        for other, state, address, lapsed, name in rows
+    ]
+
+
+def lives(connection: Connection) -> list[LifeRow]:
+    """The lives that are alive or own sessions, the newest of a name last."""
+    rows = connection.execute(
+        "SELECT l.life, l.name, l.address, l.state, "
+        "extract(epoch FROM l.lease - clock_timestamp())::double precision, "
+        "count(s.id), coalesce(max(s.epoch), 0) "
+        "FROM holdfast.lives l LEFT JOIN holdfast.sessions s ON s.owner = l.life GROUP BY l.life "
+        "HAVING l.state IN ('live', 'draining') OR count(s.id) > 0 ORDER BY l.life"
+    )
+    return [
+        LifeRow(life, name, address, state, round(lease, 3), owned, epoch)
+        for life, name, address, state, lease, owned, epoch in rows
+    ]
+
+
+def count_of(connection: Connection, tenant: str) -> int:
+    """How many sessions of a tenant were opened under a limit and are open."""
+    found = connection.execute(
+        "SELECT sessions FROM holdfast.tenants WHERE tenant = %s", (escape(tenant),)
+    ).fetchone()
+    return 0 if found is None else int(found[0])
+
+
+def unclaimed(connection: Connection, after: str, seconds: float, most: int) -> list[str]:
+    """Sessions after `after` whose owner is over, and was last alive so long ago."""
+    rows = connection.execute(
+        "SELECT s.id FROM holdfast.sessions s JOIN holdfast.lives l ON l.life = s.owner "
+        "WHERE l.state IN ('ended', 'dead') AND l.lease < clock_timestamp() - make_interval(secs => %s) "
+        "AND s.id > %s ORDER BY s.id LIMIT %s",
+        (seconds, escape(after), most),
+    )
+    return [unescape(name) for (name,) in rows]

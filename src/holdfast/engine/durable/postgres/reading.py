@@ -29,7 +29,7 @@ from holdfast.engine.durable.records import (
     StoredSession,
 )
 
-__all__ = ["read_log", "read_sessions", "read_vocabulary", "revive"]
+__all__ = ["read_log", "read_sessions", "read_snapshots", "read_vocabulary", "revive"]
 
 log = logging.getLogger("holdfast.journal")
 
@@ -236,6 +236,16 @@ def _read_snapshot(stored: StoredSession, file: str, length: int, size: int) -> 
         stored.snapshot = SnapshotWritten(stored.id, file, length, size)
     else:
         log.error("session %s: the name of its snapshot is damaged and was dropped", stored.id)
+
+
+def read_snapshots(connection: Connection) -> Iterator[SnapshotWritten]:
+    """The rows of all snapshot files whose names are valid."""
+    for session, file, length, size in connection.execute(
+        "SELECT session, file, length, bytes FROM holdfast.snapshots"
+    ):
+        name = unescape(file)
+        if Path(name).name == name and size >= 0:
+            yield SnapshotWritten(unescape(session), name, length, size)
 
 
 # --- readers beside a server ----------------------------------------------------------------------

@@ -7,7 +7,8 @@ the life's row has the number of the last batch, so a repeat is recognised. What
 `cluster.owner`.
 
 A server that is alone takes over the sessions of earlier lives of its name at its start (`eager`). A member
-of a cluster claims sessions one by one (`claim`), hands them over (`hand_over`) and drains (`drain`).
+of a cluster claims sessions one by one (`claim`, `take_over`), hands them over (`hand_over`) and drains
+(`drain`). If it is declared dead by mistake it begins another life, without the sessions that it had.
 
 While the database cannot be reached, batches wait here in order, and the connection is opened again with a
 bounded back-off. That is a fault, which refuses new turns, only after `PATIENCE_SECONDS`; until then, and
@@ -17,14 +18,15 @@ until too many records wait, answers wait. Called by the writer's thread.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
 import psycopg
 
-from holdfast.cluster.lives import RENEW_SECONDS
+from holdfast.cluster.lives import ALIVE, RENEW_SECONDS
 from holdfast.cluster.owner import Owner
 from holdfast.engine.durable.postgres import owners
 from holdfast.engine.durable.postgres.changes import Batch, Builder, Content, Known
@@ -33,6 +35,7 @@ from holdfast.engine.durable.postgres.compaction import Compaction
 from holdfast.engine.durable.postgres.link import Connection, Link, Unreachable, in_words, name_of
 from holdfast.engine.durable.postgres.lives import (
     begin_life,
+    bury_life,
     claim_sessions,
     drain_life,
     end_life,
@@ -41,10 +44,29 @@ from holdfast.engine.durable.postgres.lives import (
     life_of,
     renew_life,
 )
-from holdfast.engine.durable.postgres.reading import revive
+from holdfast.engine.durable.postgres.reading import read_snapshots, revive
 from holdfast.engine.durable.postgres.tables import read_facts, unescape, upgrade
-from holdfast.engine.durable.records import Closed, JournalError, Record, StoredSession, Truncated
-from holdfast.engine.durable.store import Claims, Durability, Probe, WritePoint, no_probe
+from holdfast.engine.durable.records import (
+    Closed,
+    JournalError,
+    Record,
+    SnapshotWritten,
+    StoredSession,
+    Truncated,
+)
+from holdfast.engine.durable.store import (
+    Claims,
+    Durability,
+    Home,
+    JournalInUse,
+    LifeRow,
+    OwningStore,
+    Probe,
+    Refusal,
+    Taken,
+    WritePoint,
+    no_probe,
+)
 
 __all__ = ["PostgresJournal"]
 
@@ -86,6 +108,11 @@ class PostgresJournal:
         self.durability: Durability = durability
         self.fault: str | None = None
         self._owner: Owner[Known] = Owner(0)
+        self._name = name_of(url)
+        self._address = address
+        self._rejoins = not eager
+        self.identity = ""
+        """What tells this journal from others: a random number in its tables."""
         self._limit = tenant_sessions
         self._clock = clock
         self._probe = probe if probe is not None else no_probe
@@ -98,10 +125,10 @@ class PostgresJournal:
         self._renewed = clock()
         try:
             self._begin(vocabulary)
-            life = begin_life(self._link.open(), name_of(url), self.place, lock_timeout, address)
+            life = begin_life(self._link.open(), self._name, self.place, lock_timeout, address)
             self._owner = Owner(life)
             if eager:
-                claim_sessions(self._link.open(), name_of(url), life)
+                claim_sessions(self._link.open(), self._name, life)
             forget_lives(self._link.open())
         except psycopg.Error as error:
             self._link.close()
@@ -117,7 +144,13 @@ class PostgresJournal:
             "INSERT INTO holdfast.facts VALUES ('vocabulary', %s) ON CONFLICT (name) DO NOTHING",
             (vocabulary,),
         )
-        if read_facts(connection)["vocabulary"] != vocabulary:
+        connection.execute(
+            "INSERT INTO holdfast.facts VALUES ('identity', %s) ON CONFLICT (name) DO NOTHING",
+            (secrets.token_hex(16),),
+        )
+        facts = read_facts(connection)
+        self.identity = facts["identity"]
+        if facts["vocabulary"] != vocabulary:
             raise JournalError(
                 f"{self.place} was written with another vocabulary; start with the model that it was written "
                 "with, or name another database"
@@ -132,6 +165,11 @@ class PostgresJournal:
     def place(self) -> str:
         """The URL without credentials."""
         return self._link.place
+
+    @property
+    def owning(self) -> OwningStore | None:
+        """This store, for a member of a cluster; a server that is alone claims nothing after its start."""
+        return self if self._rejoins else None
 
     def __enter__(self) -> PostgresJournal:
         return self
@@ -371,6 +409,57 @@ class PostgresJournal:
             answer = owners.hand_over(connection, self.life, offers)
         return frozenset(self._owner.gave(offers, answer))
 
+    def take_over(self, names: Sequence[str], unheard: Collection[str]) -> Taken:
+        """Claim sessions, and declare their owners dead first where the leases allow that.
+
+        `unheard` are names of servers whose connection to an API process has ended: they are dead if they
+        have not renewed their lease for a second.
+        """
+        connection = self._at_rest(names)
+        with self._reachable():
+            for life, name in {
+                (at.life, at.name)
+                for at in owners.locate(connection, names).values()
+                if at.state in ALIVE and at.life != self.life
+            }:
+                bury_life(connection, life, connected=name not in unheard)
+        claims = self.claim(names)
+        return Taken(claims.sessions, self.locate(list(claims.elsewhere)) if claims.elsewhere else {})
+
+    def lives(self) -> list[LifeRow]:
+        """The lives that are alive or own sessions, the newest of a name last."""
+        with self._reachable():
+            return owners.lives(self._connection())
+
+    def snapshots(self) -> list[SnapshotWritten]:
+        """The rows of all snapshot files, of this engine and of others."""
+        with self._reachable():
+            return list(read_snapshots(self._link.open()))
+
+    def unclaimed(self, after: str, seconds: float, most: int) -> list[str]:
+        """Sessions after `after` whose owner was last alive so long ago: nobody has asked for them since."""
+        with self._reachable():
+            return owners.unclaimed(self._connection(), after, seconds, most)
+
+    def locate(self, names: Sequence[str]) -> dict[str, Home]:
+        """The owners of sessions, but for unknown ones."""
+        with self._reachable():
+            found = owners.locate(self._connection(), names)
+        return {name: _home(at) for name, at in found.items()}
+
+    def others(self) -> list[Home]:
+        """The servers besides this one that take sessions."""
+        with self._reachable():
+            return [_home(at) for at in owners.takers(self._connection(), self.life)]
+
+    def why_refused(self, name: str, tenant: str) -> Refusal:
+        """Why a new session was refused."""
+        if self.locate([name]):
+            return Refusal.EXISTS
+        with self._reachable():
+            full = self._limit is not None and owners.count_of(self._connection(), tenant) >= self._limit
+        return Refusal.LIMIT if full else Refusal.MOVED
+
     def drain(self) -> bool:
         """Take no more sessions over; False if the life is over."""
         with self._reachable():
@@ -404,10 +493,14 @@ class PostgresJournal:
     def keep_alive(self) -> float | None:
         """Renew the lease, if it is time."""
         left = self._renewed + RENEW_SECONDS - self._clock()
-        if self._owner.over or left > 0:
-            return None if self._owner.over else left
+        if self._owner.over and not self._rejoins:
+            return None
+        if left > 0:
+            return left
         try:
-            if not renew_life(self._connection(), self.life):
+            if self._owner.over:
+                self._begin_again()
+            elif not renew_life(self._connection(), self.life):
                 self._end()
             elif not self.pending:
                 self._link.worked()
@@ -419,8 +512,22 @@ class PostgresJournal:
             self._failed(None)
         except psycopg.Error as error:
             log.warning("the lease of the journal could not be renewed: %s", in_words(error))
+        except JournalInUse as error:
+            self.fault = str(error)
         self._renewed = self._clock()
         return RENEW_SECONDS
+
+    def _begin_again(self) -> None:
+        """Begin another life, once nothing of the one before waits. Its sessions are given up by then."""
+        if self.pending:
+            return
+        life = begin_life(self._link.use(), self._name, self.place, 0.0, self._address)
+        refused = self._owner.take_refused()
+        self._owner = Owner(life)
+        self._owner.refuse(refused)
+        self._serial = 0
+        self.fault = None
+        log.warning("%s: this server takes part again, with another life", self.place)
 
     def compact(self) -> bool:
         """Remove a portion of the turns that no session reaches; whether there is more to do."""
@@ -436,6 +543,10 @@ class PostgresJournal:
         except psycopg.Error as error:
             log.warning("the journal could not be compacted: %s", in_words(error))
             return False
+
+
+def _home(at: owners.Located) -> Home:
+    return Home(at.life, at.name, at.address, at.state in ALIVE)
 
 
 def _names(rows: list[tuple[str | None]]) -> set[str] | None:

@@ -1,0 +1,153 @@
+"""Snapshot files that come from other engines: a session's memory, staged until the session is this engine's.
+
+A file comes in portions, between two steps, and appears complete or not at all. Its header is checked when it
+is announced, its end when it is complete, its checksums when the session's next turn reads it: what does not
+fit is dropped, and the session is computed again. A staged file whose session does not come is removed after
+a while. Used by the engine process's commands and by claims.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from holdfast.core.session import Session
+from holdfast.engine.durable.records import SnapshotWritten, StoredSession
+from holdfast.engine.tiers.files import BadFile, Header, Snapshot, check_header
+from holdfast.engine.tiers.snapshots import SnapshotStore
+
+__all__ = ["NotStaged", "Staging"]
+
+log = logging.getLogger("holdfast.disk")
+
+STAGED_SECONDS = 120.0
+"""How long a file is kept for a session that does not come, and how long one may take to come."""
+
+
+class NotStaged(RuntimeError):
+    """A file is not taken; the message says why."""
+
+
+@dataclass(slots=True)
+class Arriving:
+    """A file that is being received."""
+
+    session: str
+    snapshot: Snapshot
+    descriptor: int
+    until: float
+    written: int = 0
+
+
+class Staging:
+    """The files that were announced, and those that are complete, by session."""
+
+    __slots__ = ("_arriving", "_clock", "_sessions", "_staged", "_store")
+
+    def __init__(
+        self, store: SnapshotStore, sessions: Mapping[str, Session], clock: Callable[[], float]
+    ) -> None:
+        """`sessions` are those of the engine: files of theirs may make room."""
+        self._store = store
+        self._sessions = sessions
+        self._clock = clock
+        self._arriving: dict[int, Arriving] = {}
+        """Files that are being received, by the number of their call."""
+        self._staged: dict[str, tuple[Snapshot, float]] = {}
+
+    def begin(self, call: int, session: str, header: Header, size: int) -> None:
+        """A file is announced; raises `NotStaged` if it would be of no use, or has no room."""
+        self._expire()
+        if header != self._store.header(header.length, header.tokens):
+            raise NotStaged("its model or the layout of its memory does not match")
+        if not self._store.fits(size) and not self._store.make_room(size, session, self._sessions):
+            raise NotStaged(f"there is no room for {size} bytes")
+        snapshot = Snapshot(self._store.new_name(session), header.length, header.tokens, size)
+        path = self._store.files.directory / f"{snapshot.file}.partial"
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise NotStaged(f"it cannot be written: {error.strerror}") from error
+        self._store.reserve(_place(snapshot), size)
+        self._arriving[call] = Arriving(session, snapshot, descriptor, self._clock() + STAGED_SECONDS)
+
+    def write(self, call: int, content: bytes) -> bool:
+        """The next portion of a file; whether it is complete. Raises `NotStaged` if it cannot be used."""
+        arriving = self._arriving.get(call)
+        if arriving is None:
+            raise NotStaged("it was not announced, or has been given up")
+        try:
+            if arriving.written + len(content) > arriving.snapshot.bytes:
+                raise NotStaged("it is longer than was announced")
+            view = memoryview(content)
+            while view:
+                view = view[os.write(arriving.descriptor, view) :]
+            arriving.written += len(content)
+            if arriving.written < arriving.snapshot.bytes:
+                return False
+            self._complete(arriving)
+        except (OSError, BadFile, NotStaged) as error:
+            self.abandon(call)
+            raise NotStaged(str(error)) from error
+        self._forget(call)
+        return True
+
+    def _complete(self, arriving: Arriving) -> None:
+        """Let a file appear, if its own header is what was announced."""
+        snapshot, files = arriving.snapshot, self._store.files
+        partial = f"{snapshot.file}.partial"
+        check_header(files.read_head(partial), self._store.header(snapshot.length, snapshot.tokens))
+        (files.directory / partial).rename(files.directory / snapshot.file)
+        self.drop(arriving.session)
+        self._staged[arriving.session] = (snapshot, self._clock() + STAGED_SECONDS)
+
+    def abandon(self, call: int) -> None:
+        """A file does not come to its end."""
+        arriving = self._forget(call)
+        if arriving is not None:
+            self._store.release(_place(arriving.snapshot))
+            self._store.files.remove(f"{arriving.snapshot.file}.partial")
+
+    def _forget(self, call: int) -> Arriving | None:
+        arriving = self._arriving.pop(call, None)
+        if arriving is not None:
+            os.close(arriving.descriptor)
+        return arriving
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for call in [call for call, each in self._arriving.items() if each.until < now]:
+            self.abandon(call)
+        for session in [session for session, (_, until) in self._staged.items() if until < now]:
+            self.drop(session)
+
+    def drop(self, session: str) -> None:
+        """Remove a session's staged file, if it has one."""
+        staged = self._staged.pop(session, None)
+        if staged is not None:
+            self._store.release(_place(staged[0]))
+            self._store.files.remove(staged[0].file)
+
+    def take(self, stored: StoredSession) -> SnapshotWritten | None:
+        """A session is this engine's: the row of its staged file, which is the session's from now on."""
+        self._expire()
+        staged = self._staged.pop(stored.id, None)
+        if staged is None:
+            return None
+        snapshot = staged[0]
+        self._store.release(_place(snapshot))
+        return SnapshotWritten(stored.id, snapshot.file, snapshot.length, snapshot.bytes)
+
+    def close(self) -> None:
+        """Remove everything that is staged."""
+        for call in list(self._arriving):
+            self.abandon(call)
+        for session in list(self._staged):
+            self.drop(session)
+
+
+def _place(snapshot: Snapshot) -> str:
+    """The name under which a file's bytes are reserved; no session has it."""
+    return f"staged {snapshot.file}"

@@ -1,0 +1,1 @@
+"""Engines and API processes on Ray Serve: `holdfast serve --replicas`."""

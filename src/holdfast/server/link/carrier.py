@@ -1,0 +1,224 @@
+"""Carries sessions' memory to other engines: a thread with a link to each, as an API process has one.
+
+    Greeting --> Welcome, Pulse     which engine it is, and how much room it has
+    Stage --> Done                  a snapshot file is announced; Declined if the engine cannot use it
+    Portion … --> Done …            its content; the answer to the last says that the file is complete
+    Claim --> Done                  the session is that engine's by now
+
+The thread reads the file and waits for the network; the engine's loop only looks whether a job is done
+(`Future`), and is woken by a descriptor. A link that fails fails its job, and the next job makes another. The
+other engine writes portions between its steps. Used by `hand_overs`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import queue
+import secrets
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TypeVar
+
+from holdfast.engine.tiers.files import Header
+from holdfast.server.link import wire
+from holdfast.server.link.addresses import split_address
+from holdfast.server.link.frames import framed
+from holdfast.server.link.secure_socket import BoundedFrames, set_timeouts
+
+__all__ = ["Carrier", "CarryFailed"]
+
+log = logging.getLogger("holdfast.engine")
+
+PORTION_BYTES = 1 << 20
+SECONDS = 10.0
+"""How long the other engine may say nothing."""
+
+Answer = TypeVar("Answer")
+
+
+class CarryFailed(RuntimeError):
+    """The other engine was not reached, or declined; the message says why."""
+
+
+class EngineLink:
+    """A link to one engine, with waiting."""
+
+    def __init__(self, address: str, context: ssl.SSLContext, model: str) -> None:
+        host, port = split_address("advertise", address)
+        self.pulse: wire.Pulse | None = None
+        self._frames = BoundedFrames()
+        self._numbers = itertools.count(1)
+        self._prefix = 1 + secrets.randbelow((1 << (63 - wire.CALL_BITS)) - 1)
+        plain = socket.create_connection((host, port), SECONDS)
+        set_timeouts(plain, SECONDS)
+        try:
+            self._socket = context.wrap_socket(plain)
+        except BaseException:
+            plain.close()
+            raise
+        self.post(
+            wire.Greeting(wire.PROTOCOL, secrets.token_hex(16), self._prefix, model, address, engine=True)
+        )
+        welcome = self._hear()
+        if not isinstance(welcome, wire.Welcome):
+            said = welcome.message if isinstance(welcome, wire.Unable) else "it did not say who it is"
+            raise CarryFailed(said)
+        self.name = welcome.engine
+        while self.pulse is None:
+            self._hear()
+
+    def number(self) -> int:
+        """The number of the next call."""
+        return self._prefix << wire.CALL_BITS | next(self._numbers)
+
+    def post(self, command: wire.Command) -> None:
+        """Send a command."""
+        self._socket.sendall(framed(wire.encode(command)))
+
+    def answer(self, call: int) -> wire.Done:
+        """Wait for the answer to a call; raises if it is declined."""
+        while True:
+            report = self._hear()
+            if isinstance(report, wire.Done) and report.call == call:
+                return report
+            if isinstance(report, wire.Declined) and report.call == call:
+                raise CarryFailed(report.message)
+
+    def _hear(self) -> wire.Report:
+        while (frame := self._frames.take()) is None:
+            data = self._socket.recv(1 << 16)
+            if not data:
+                raise CarryFailed("the other engine closed the link")
+            self._frames.feed(data)
+        report = wire.decode_report(frame)
+        if isinstance(report, wire.Pulse):
+            self.pulse = report
+        return report
+
+    def close(self) -> None:
+        """Close the link."""
+        with suppress(OSError):
+            self._socket.close()
+
+
+class Carrier:
+    """The links of one engine to others, and the thread that uses them."""
+
+    def __init__(self, context: ssl.SSLContext, model: str) -> None:
+        """`model` is the digest of the model: an engine with another one refuses the link."""
+        self._context = context
+        self._model = model
+        self._links: dict[str, EngineLink] = {}
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Readable when a job has finished."""
+        self._thread: threading.Thread | None = None
+
+    # --- called by the engine's loop --------------------------------------------------------------
+
+    def look(self, address: str) -> Future[wire.Pulse | None]:
+        """Ask an engine how much room it has."""
+        return self._submit(lambda: self._link(address, fresh=True).pulse)
+
+    def carry(self, address: str, session: str, header: Header, descriptor: int, size: int) -> Future[bool]:
+        """Send a file, whose descriptor is closed afterwards."""
+
+        def send() -> bool:
+            try:
+                return self._send(address, session, header, descriptor, size)
+            finally:
+                os.close(descriptor)
+
+        return self._submit(send)
+
+    def tell(self, address: str, session: str) -> Future[bool]:
+        """Tell an engine that a session is its own by now."""
+
+        def told() -> bool:
+            try:
+                return self._tell(self._link(address), session)
+            except (OSError, CarryFailed):  # The other engine drops links that are silent.
+                return self._tell(self._link(address, fresh=True), session)
+
+        return self._submit(told)
+
+    def clear(self) -> None:
+        """The descriptor was seen."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.descriptor)
+
+    def close(self) -> None:
+        """End the thread after the job that it does."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(SECONDS)
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _submit(self, act: Callable[[], Answer]) -> Future[Answer]:
+        future: Future[Answer] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(act())
+            except Exception as error:  # noqa: BLE001
+                future.set_exception(error)
+            os.eventfd_write(self.descriptor, 1)
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="holdfast-carrier", daemon=True)
+            self._thread.start()
+        self._jobs.put(work)
+        return future
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+        for link in self._links.values():
+            link.close()
+
+    def _link(self, address: str, fresh: bool = False) -> EngineLink:
+        """The link to an engine; made anew where it is to be fresh, or has been silent."""
+        link = self._links.get(address)
+        if link is not None and fresh:
+            self._drop(address)
+            link = None
+        if link is None:
+            link = self._links[address] = EngineLink(address, self._context, self._model)
+        return link
+
+    def _drop(self, address: str) -> None:
+        link = self._links.pop(address, None)
+        if link is not None:
+            link.close()
+
+    def _tell(self, link: EngineLink, session: str) -> bool:
+        call = link.number()
+        link.post(wire.Claim(call, session))
+        return link.answer(call).answer is not None
+
+    def _send(self, address: str, session: str, header: Header, descriptor: int, size: int) -> bool:
+        try:
+            link = self._link(address, fresh=True)
+            call = link.number()
+            fields = (header.model, header.layout, header.length, header.tokens)
+            link.post(wire.Stage(call, session, *fields, size))
+            link.answer(call)
+            done, last = 0, call
+            while done < size:
+                portion = os.pread(descriptor, min(PORTION_BYTES, size - done), done)
+                if not portion:
+                    raise CarryFailed("the file is shorter than it was")
+                last = link.number()
+                link.post(wire.Portion(last, call, portion))
+                done += len(portion)
+            return bool(link.answer(last).answer)
+        except Exception:
+            self._drop(address)
+            raise

@@ -1,0 +1,165 @@
+"""What an operator may do with engines that share a journal: look, drain, move and rebalance.
+
+    status      the table of lives in the journal, with what each engine last said of itself
+    move        one session at rest goes to another engine, with its memory
+    rebalance   sessions at rest leave engines under memory pressure (`cluster.placement`)
+    drain       all sessions of an engine go elsewhere, and it ends
+
+Called by the routes of the admin, on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from holdfast.cluster.lives import ALIVE
+from holdfast.cluster.placement import Load, rebalance
+from holdfast.server.http.problems import Problem, bad_field, engine_unavailable
+from holdfast.server.link import wire
+from holdfast.server.link.engine_set import EngineSet
+from holdfast.server.link.loads import load_of
+from holdfast.server.link.remote_engine import RemoteEngine
+from holdfast.server.link.wire import Question
+
+__all__ = ["ClusterControl"]
+
+MOVED_MAX = 64
+"""Sessions that one rebalancing moves from an engine."""
+
+
+class ClusterControl:
+    """The operator's hand on the engines of an API process."""
+
+    def __init__(self, engines: EngineSet) -> None:
+        self._engines = engines
+
+    def _require_shared(self) -> None:
+        if not self._engines.shared:
+            said = "the engines do not share a journal: give each `--journal postgresql://…`"
+            raise Problem(409, "journal_not_shared", said)
+
+    def _up(self) -> list[RemoteEngine]:
+        return [engine for engine in self._engines.engines.values() if engine.up]
+
+    def _named(self, name: str) -> RemoteEngine:
+        found = next((each for each in self._engines.engines.values() if each.name == name), None)
+        if found is None:
+            raise bad_field("engine", "is not an engine of this server", "engine_not_found")
+        if not found.up:
+            raise engine_unavailable()
+        return found
+
+    async def status(self) -> dict[str, Any]:
+        """All engines: those of this process, and others that the journal knows."""
+        known = await self._lives() if self._engines.shared else []
+        unclaimed = sum(life["owned"] for life in known if life["life_state"] not in ALIVE)
+        lives = {life.pop("name"): life for life in known if life["life_state"] in ALIVE}
+        rows = [self._row(engine, lives.pop(engine.name, {})) for engine in self._engines.engines.values()]
+        others = [{"engine": name, "state": "unknown", **life} for name, life in lives.items()]
+        return {"shared": self._engines.shared, "engines": [*rows, *others], "unclaimed": unclaimed}
+
+    async def _lives(self) -> list[dict[str, Any]]:
+        """The lives that are alive or own sessions."""
+        up = self._up()
+        if not up:
+            raise engine_unavailable()
+        found: list[dict[str, Any]] = (await self._engines.ask(up[0], wire.Ask(0, Question.LIVES))).answer
+        return found
+
+    def _row(self, engine: RemoteEngine, life: dict[str, Any]) -> dict[str, Any]:
+        state = "down" if not engine.up else "draining" if engine.draining else "up"
+        row: dict[str, Any] = {"engine": engine.name, "address": engine.address, "state": state}
+        pulse = engine.last_pulse
+        if pulse is not None:
+            load = load_of(0, pulse)
+            row |= {
+                "sessions": pulse.sessions,
+                "running": pulse.running,
+                "waiting": pulse.queued,
+                "units_free": load.units - load.used,
+                "units": load.units,
+            }
+        return {**row, **{name: value for name, value in life.items() if name != "address"}}
+
+    async def move(self, session: str, engine: str) -> dict[str, Any]:
+        """Hand a session over to an engine; how many bytes of memory were moved."""
+        self._require_shared()
+        self._named(engine)
+        return await self._hand_over(session, engine)
+
+    async def _hand_over(self, session: str, engine: str) -> dict[str, Any]:
+        number = self._engines.number()
+        before = await self._engines.home(session)
+        if before.name == engine:
+            return {"session": session, "from": engine, "to": engine, "bytes": 0}
+        done = await self._engines.call(wire.HandOver(number, session, engine), number)
+        self._engines.handed_over(session, self._named(engine).address)
+        self._engines.events.add("moved", engine, session=session, origin=before.name, bytes=done.answer)
+        return {"session": session, "from": before.name, "to": engine, "bytes": done.answer}
+
+    async def drain(self, engine: str) -> None:
+        """Let an engine hand its sessions over and end."""
+        await self._engines.ask(self._named(engine), wire.Drain(0))
+        self._engines.events.add("drain", engine)
+
+    async def rebalance(self) -> list[dict[str, Any]]:
+        """Move sessions at rest away from engines under pressure; what was moved."""
+        self._require_shared()
+        up = [each for each in self._up() if each.last_pulse is not None and not each.draining]
+        reports = [await self._reports(each) for each in up]
+        loads = {
+            number: held_by(reports[number], load_of(number, pulse), pulse)
+            for number, each in enumerate(up)
+            if (pulse := each.last_pulse) is not None
+        }
+        moved: list[dict[str, Any]] = []
+        for number, load in loads.items():
+            others = [other for life, other in loads.items() if life != number]
+            idle = idle_first(reports[number])
+            units = dict(idle)
+            for move in rebalance(load, idle, others)[:MOVED_MAX]:
+                try:
+                    moved.append(await self._hand_over(move.session, up[move.target].name))
+                except Problem as problem:
+                    if problem.code not in ("session_busy", "session_not_found", "session_moved"):
+                        raise
+                    continue
+                load.used -= units[move.session]
+                loads[move.target].used += units[move.session]
+        return moved
+
+    async def _reports(self, engine: RemoteEngine) -> list[dict[str, Any]]:
+        """An engine's sessions, as it reports them."""
+        names = sorted(self._engines.directory.owned(engine.address))
+        found: list[dict[str, Any]] = (
+            await self._engines.ask(engine, wire.Ask(0, Question.SESSIONS, names=names))
+        ).answer
+        return found
+
+
+def idle_first(reports: Iterable[dict[str, Any]]) -> list[tuple[str, int]]:
+    """Sessions at rest on the device with their units, the longest idle first."""
+    resting = [each for each in reports if each["state"] == "IDLE"]
+    resting.sort(key=lambda each: -float(each["idle_seconds"]))
+    return [(each["id"], units_of(each)) for each in resting]
+
+
+def units_of(report: dict[str, Any]) -> int:
+    """The units that a session needs: its own, and those that it leases from the prefix tree."""
+    held = report["memory"]
+    most = max(int(held[name]["units"]) for name in ("window", "state"))
+    return max(1, int(held["full"]["units"]) + int(held["leased"]["full"]), most)
+
+
+def held_by(reports: Iterable[dict[str, Any]], load: Load, pulse: wire.Pulse) -> Load:
+    """The load of an engine with what its sessions lease; a prefix counts for each session that leases it.
+
+    A heartbeat counts all of the prefix tree as free, although sessions need parts of it.
+    """
+    places = [units for component, tier, _, units in pulse.holders if (component, tier) == ("full", "device")]
+    size = sum(places)
+    needed = min(size, sum(units_of(each) for each in reports if each["tier"] == "device"))
+    if not size or needed / size <= load.share:
+        return load
+    return Load(load.life, needed, size, load.turns)

@@ -1,0 +1,65 @@
+"""Messages about sessions that change engines: claims, hand-overs, drains, and files between engines.
+
+Part of `wire`, which names them all.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Claim", "Drain", "HandOver", "Portion", "Stage"]
+
+
+class Claim(msgspec.Struct, tag="claim", frozen=True):
+    """Find a session in the journal that the engines share, and take it over if its engine has ended.
+
+    `lost` are names of engines that the API process cannot reach: their leases decide whether they have
+    ended. Answered with `Found`; None if there is no such session.
+    """
+
+    call: int
+    session: str
+    lost: list[str] = []
+
+
+class HandOver(msgspec.Struct, tag="hand_over", frozen=True):
+    """Hand a session at rest over to the engine that has a name, with its memory if that can be moved.
+
+    Answered with the number of bytes that were moved. Refused with `session_busy` while a turn runs.
+    """
+
+    call: int
+    session: str
+    engine: str
+
+
+class Drain(msgspec.Struct, tag="drain", frozen=True):
+    """Drain an engine: it takes nothing new, hands its sessions over, and ends."""
+
+    call: int
+
+
+class Stage(msgspec.Struct, tag="stage", frozen=True):
+    """Another engine announces the file of a session's memory: what it holds, and its size.
+
+    Its content follows in `Portion` messages.
+    """
+
+    call: int
+    session: str
+    model: str
+    layout: str
+    length: int
+    tokens: str
+    bytes: int
+
+
+class Portion(msgspec.Struct, tag="portion", frozen=True):
+    """The next bytes of the file that call `stage` announced; none if it does not come to its end.
+
+    Answered with whether the file is complete.
+    """
+
+    call: int
+    stage: int
+    content: bytes

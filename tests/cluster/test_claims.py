@@ -1,0 +1,155 @@
+"""Claims of an engine, on loops in this process: several at once, opens that wait, unclaimed sessions."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from holdfast.core.errors import SessionExists, TooManySessions
+from holdfast.engine import claims as claims_module
+from holdfast.engine.claims import Found, SessionClaims
+from holdfast.engine.durable.membership import Membership
+from holdfast.engine.echo import open_echo
+from holdfast.engine.listeners import Refusal
+from holdfast.engine.options import make_options
+from holdfast.engine.verbs import Verbs
+from tests.databases import run_sql, shared_cluster
+
+pytest.importorskip("psycopg")
+
+
+class Heard:
+    """A reply that remembers."""
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+
+    def done(self, session_id: str | None, answer: object = None) -> None:
+        self.answers.append((session_id, answer))
+
+    def refused(self, refusal: Refusal) -> None:
+        self.answers.append(refusal)
+
+
+class Member:
+    """An engine of a cluster, without processes."""
+
+    def __init__(self, place: str, name: str, **more: Any) -> None:
+        self.loop = open_echo("echo", make_options(journal=place, **more), member=Membership(name))
+        self.verbs = Verbs(self.loop)
+        assert self.verbs.claims is not None
+        self.claims: SessionClaims = self.verbs.claims
+
+    def until(self, look: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + 30
+        while not (found := look()):
+            assert time.monotonic() < deadline
+            self.loop.flush_journal()
+            self.verbs.retry()
+            time.sleep(0.001)
+        return found
+
+    def open(self, name: str) -> Any:
+        heard = Heard()
+        self.verbs.open(heard, name, "ann")
+        return self.until(lambda: heard.answers)[0]
+
+    def claim(self, *names: str) -> dict[str, Found]:
+        found: dict[str, Found] = {}
+        for name in names:
+            self.claims.claim(name, (), lambda each, name=name: found.__setitem__(name, each))  # type: ignore[misc]
+        self.until(lambda: len(found) == len(names))
+        return found
+
+
+Join = Callable[..., Member]
+
+
+@pytest.fixture
+def place() -> str:
+    return shared_cluster().url(shared_cluster().new_database())
+
+
+@pytest.fixture
+def join(place: str) -> Iterator[Join]:
+    made: list[Member] = []
+
+    def start(name: str, **more: Any) -> Member:
+        made.append(Member(place, name, **more))
+        return made[-1]
+
+    yield start
+    for member in made:
+        if member.loop.session_log.journal is not None:
+            member.loop.shut_down()
+
+
+def test_claims_that_come_together_are_made_together(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = join("a"), join("b")
+    names = [f"ann/s{number}" for number in range(100)]
+    for name in names:
+        first.open(name)
+    first.loop.shut_down()
+    asked: list[int] = []
+    store: Any = second.claims.store
+    take_over = store.take_over
+    monkeypatch.setattr(
+        store, "take_over", lambda names, lost: asked.append(len(names)) or take_over(names, lost)
+    )
+    found = second.claim(*names, "ann/nobody")
+    assert all(found[name].here for name in names) and found["ann/nobody"] == Found()
+    assert sum(asked) == 101 and len(asked) <= 3, asked
+    assert second.claim("ann/s5") == {"ann/s5": Found(here=True)} and sum(asked) == 101, "it is known"
+
+
+def test_an_owner_that_lives_keeps_its_session(join: Join) -> None:
+    first, second = join("a"), join("b")
+    first.open("ann/s")
+    home = second.claim("ann/s")["ann/s"].home
+    assert home is not None and (home.name, home.alive) == ("a", True)
+    refused = second.open("ann/s")
+    assert isinstance(refused, SessionExists)
+    assert "ann/s" not in second.loop.session_log.sessions and "ann/s" in first.loop.session_log.sessions
+
+
+def test_an_open_waits_for_a_claim_of_its_name(join: Join) -> None:
+    first, second = join("a"), join("b")
+    first.open("ann/s")
+    first.loop.shut_down()
+    claimed: list[Found] = []
+    second.claims.claim("ann/s", (), claimed.append)
+    second.claims.claim("ann/free", (), claimed.append)
+    taken, free = Heard(), Heard()
+    second.verbs.open(taken, "ann/s", "ann")
+    second.verbs.open(free, "ann/free", "ann")
+    second.until(lambda: taken.answers and free.answers)
+    assert claimed == [Found(here=True), Found()]
+    assert isinstance(taken.answers[0], SessionExists) and free.answers == [("ann/free", None)]
+
+
+def test_a_full_engine_claims_nothing(join: Join) -> None:
+    first, second = join("a"), join("b", max_sessions=1)
+    first.open("ann/s")
+    second.open("ann/own")
+    first.loop.shut_down()
+    assert isinstance(second.claim("ann/s")["ann/s"].refusal, TooManySessions)
+    third = join("c")
+    assert third.claim("ann/s")["ann/s"].here, "the session was left for another"
+
+
+def test_sessions_that_nobody_asks_for_are_claimed_in_the_end(
+    join: Join, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims_module, "SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr(claims_module, "SWEPT_MAX", 3)
+    first = join("a")
+    for number in range(7):
+        first.open(f"ann/s{number}")
+    first.loop.shut_down()
+    second = join("b")
+    for _ in range(20):
+        second.verbs.retry()
+    assert second.loop.session_log.sessions == {}, "a restarted engine may want them"
+    run_sql(place, "UPDATE lives SET lease = now() - interval '1 hour' WHERE name = 'a'")
+    second.until(lambda: len(second.loop.session_log.sessions) == 7)

@@ -1,0 +1,253 @@
+"""Sessions that move between engines with their memory: real processes, PostgreSQL and small models."""
+
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.test_serving import engine_ids, kill, retried, rounds
+from tests.databases import run_sql
+from tests.models.small import conversation, write_small_model
+from tests.preloaded import commands
+from tests.server.apart import Apart, EngineProcess, until
+from tests.server.shared import Shared, folder
+
+GREEDY = {"sampling": {"max_tokens": 12, "temperature": 0}}
+
+
+class Movable(Shared):
+    """Engines with a disk tier each."""
+
+    def __init__(
+        self, apart: Apart, path: Path, model: str | Path = "echo", *more: str, **given: Any
+    ) -> None:
+        self._path = path
+        super().__init__(apart, *more, model=str(model), **given)
+
+    def engine(self, name: str | None = None, listen: str = "127.0.0.1:0", *more: str) -> EngineProcess:
+        name = name or f"e{next(self._names)}"
+        return super().engine(name, listen, "--disk", folder(self._path / name), *more)
+
+    def move(self, session: str, engine: str) -> dict[str, Any]:
+        """Move a session; the answer."""
+        answer = self.apis[0].post("/v1/cluster/move", {"session": session, "engine": engine})
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["bamba", pytest.param("llama", marks=pytest.mark.soak), pytest.param("mistral", marks=pytest.mark.soak)],
+)
+def test_a_moved_session_computes_nothing_again(apart: Apart, tmp_path: Path, family: str) -> None:
+    model = write_small_model(tmp_path / "model", family)
+    shared = Movable(apart, tmp_path, model, engines=2, apis=2)
+    here, there = shared.apis
+    said = conversation(3, turns=6)
+    alone, moving = here.open("alone"), here.open("moving")
+    known = 0
+    for turn, text in enumerate(said):
+        expected = here.say(alone, text, **GREEDY)
+        if turn:
+            target = f"e{1 - shared.of(moving)}"
+            moved = shared.move(moving, target)
+            assert moved["to"] == target and moved["bytes"] > 0
+        answer = (here, there)[turn % 2].say(moving, text, **GREEDY)
+        assert answer["text"] == expected["text"]
+        usage = answer["usage"]
+        if turn:
+            own = usage["prompt_tokens"] - known
+            assert (usage["cached_tokens"], usage["computed_tokens"]) == (known, own), "nothing else"
+        known = usage["prompt_tokens"] + usage["completion_tokens"]
+    epochs = dict(run_sql(shared.url, "SELECT id, epoch FROM sessions"))
+    assert epochs == {"public/alone": 1, "public/moving": len(said)}, "each move raises the epoch by one"
+
+
+@pytest.mark.soak
+def test_what_does_not_fit_is_computed_again(apart: Apart, tmp_path: Path) -> None:
+    """Another layout is refused when it is announced; a damaged file is found when it is read."""
+    model = write_small_model(tmp_path / "model")
+    shared = Movable(apart, tmp_path, model, engines=1, apis=0)
+    shared.engines.append(shared.engine("e1", "127.0.0.1:0", "--page-size", "32"))
+    shared.engines.append(shared.engine("e2"))
+    shared.apis.append(apart.api(*shared.engines))
+    api = shared.apis[0]
+    said = conversation(5, turns=4)
+    alone, name = api.open("alone"), api.open("moving")
+    expected = [api.say(alone, text, **GREEDY)["text"] for text in said]
+    home = shared.of(name)
+    assert api.say(name, said[0], **GREEDY)["text"] == expected[0]
+    for turn, target in enumerate(("e1", "e0") if home != 1 else ("e0", "e1"), 1):
+        if target == f"e{shared.of(name)}":
+            continue
+        assert shared.move(name, target)["bytes"] == 0, "the layouts differ"
+        assert api.say(name, said[turn], **GREEDY)["text"] == expected[turn]
+    if shared.of(name) == 1:
+        shared.move(name, "e0")
+        api.post(f"/v1/sessions/{name}/rewind", {"to_turn": 3})
+    target = "e2" if shared.of(name) == 0 else "e0"
+    assert shared.move(name, target)["bytes"] > 0
+    for file in (tmp_path / target).glob("*.safetensors"):
+        content = bytearray(file.read_bytes())
+        content[-64:] = bytes(each ^ 0xFF for each in content[-64:])
+        file.write_bytes(content)
+    last = api.say(name, said[3], **GREEDY)
+    assert last["text"] == expected[3]
+    shared.engines[int(target[1])].says("is computed again: its snapshot cannot be used")
+
+
+def test_moves_under_load(apart: Apart, tmp_path: Path) -> None:
+    shared = Movable(apart, tmp_path)
+    moved: list[int] = []
+
+    def disturb(_: int) -> None:
+        for number in range(16):
+            target = f"e{number % 3}"
+            body = {"session": f"c{number % 8}", "engine": target}
+            answer = shared.apis[number % 2].post("/v1/cluster/move", body)
+            assert answer.status_code in (200, 409, 503), answer.text
+            moved.append(answer.status_code)
+
+    rounds(shared, 1, disturb)
+    assert moved.count(200) > 0
+    homes = engine_ids(shared.apis[0], [f"c{number}" for number in range(8)])
+    assert set(homes.values()) <= {"e0", "e1", "e2"}
+
+
+@pytest.mark.parametrize("asked", ["signal", pytest.param("command", marks=pytest.mark.soak)])
+def test_an_engine_is_drained_under_load(apart: Apart, tmp_path: Path, asked: str) -> None:
+    shared = Movable(apart, tmp_path)
+
+    def disturb(_: int) -> None:
+        if asked == "signal":
+            shared.engines[0].process.send_signal(signal.SIGTERM)
+        else:
+            ran = commands.run("cluster", "drain", "e0", "--url", shared.apis[1].url, text=True)
+            assert ran.returncode == 0, ran.stdout
+        assert shared.engines[0].process.wait(60) == 0
+
+    rounds(shared, 1, disturb)
+    lives = dict(run_sql(shared.url, "SELECT name, state FROM lives"))
+    assert lives.get("e0", "ended") == "ended", "its life was ended, not taken"
+    owners = {
+        name
+        for (name,) in run_sql(shared.url, "SELECT l.name FROM sessions s JOIN lives l ON l.life = s.owner")
+    }
+    assert owners <= {"e1", "e2"}
+
+
+def test_a_drain_hands_sessions_over_with_their_memory(apart: Apart, tmp_path: Path) -> None:
+    model = write_small_model(tmp_path / "model")
+    shared = Movable(apart, tmp_path, model, engines=2, apis=1)
+    api = shared.apis[0]
+    names = [api.open(f"s{number}") for number in range(6)]
+    first = {name: api.say(name, f"one two three {name}", **GREEDY) for name in names}
+    leaving = [name for name in names if shared.of(name) == 0]
+    assert leaving
+    shared.engines[0].process.send_signal(signal.SIGTERM)
+    assert shared.engines[0].process.wait(60) == 0
+    for name in leaving:
+        usage = retried(
+            lambda name=name: api.post(f"/v1/sessions/{name}/turns", {"input": "and four", **GREEDY})
+        ).json()["usage"]
+        known = first[name]["usage"]["prompt_tokens"] + first[name]["usage"]["completion_tokens"]
+        assert usage["cached_tokens"] >= known - 1, "its memory came with it"
+        assert api.state(name)["engine"] == "e1"
+
+
+def test_a_restarted_engine_reads_its_files_when_sessions_are_claimed(apart: Apart, tmp_path: Path) -> None:
+    model = write_small_model(tmp_path / "model")
+    shared = Movable(apart, tmp_path, model, engines=2, apis=1)
+    api = shared.apis[0]
+    name = api.open("kept")
+    first = api.say(name, "one two three", **GREEDY)
+    target = f"e{1 - shared.of(name)}"
+    shared.move(name, target)
+    number = int(target[1])
+    address = shared.engines[number].address
+    kill(shared, number)
+    shared.engines[number] = shared.engine(target, address)
+    apart.connected(api, 2)
+    turn = {"input": "four", **GREEDY}
+    said = retried(lambda: api.post(f"/v1/sessions/{name}/turns", turn)).json()
+    known = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
+    assert said["usage"]["cached_tokens"] == known, "the file that came with the move was kept"
+    assert api.state(name)["engine"] == target
+
+
+def test_a_move_is_abandoned_without_loss_if_the_other_engine_dies(apart: Apart, tmp_path: Path) -> None:
+    model = write_small_model(tmp_path / "model")
+    shared = Movable(apart, tmp_path, model, engines=2, apis=1)
+    api = shared.apis[0]
+    name = api.open("stays")
+    api.say(name, "one two", **GREEDY)
+    here = shared.of(name)
+    other = shared.engines[1 - here]
+    other.process.send_signal(signal.SIGSTOP)
+    heard: list[Any] = []
+    asking = threading.Thread(
+        target=lambda: heard.append(api.post("/v1/cluster/move", {"session": name, "engine": f"e{1 - here}"}))
+    )
+    asking.start()
+    other.process.kill()
+    other.process.wait(30)
+    assert api.say(name, "three", **GREEDY)["usage"]["computed_tokens"] < 30, "it serves on"
+    asking.join(60)
+    assert heard and (heard[0].status_code != 200 or api.state(name)["turns"] == 2)
+    assert (
+        retried(lambda: api.post(f"/v1/sessions/{name}/turns", {"input": "four", **GREEDY})).status_code
+        == 200
+    )
+    assert api.state(name)["turns"] == 3
+
+
+def test_the_operators_commands(apart: Apart, tmp_path: Path) -> None:
+    shared = Movable(apart, tmp_path, engines=2, apis=1)
+    api = shared.apis[0]
+    name = api.open("shown")
+    api.say(name, "one")
+    until(lambda: sum(row.get("sessions", 0) for row in api.get("/v1/cluster").json()["engines"]) == 1)
+
+    def run(*words: str) -> Any:
+        return commands.run("cluster", *words, "--url", api.url, text=True)
+
+    shown = run("status")
+    assert shown.returncode == 0, shown.stdout
+    assert "e0" in shown.stdout and "e1" in shown.stdout and "live" in shown.stdout
+    target = f"e{1 - shared.of(name)}"
+    moved = run("move", name, target)
+    assert moved.returncode == 0 and f"to {target}" in moved.stdout
+    assert api.state(name)["engine"] == target and api.say(name, "two")["text"] == "two"
+    assert "0 sessions moved" in run("rebalance").stdout
+    wrong = run("move", name, "nowhere")
+    assert wrong.returncode != 0 and "is not an engine of this server" in wrong.stdout + wrong.stderr
+    assert "moved" in run("events").stdout
+    assert run("drain", target).returncode == 0
+    assert shared.engines[int(target[1])].process.wait(60) == 0
+    assert (
+        retried(lambda: api.post(f"/v1/sessions/{name}/turns", {"input": "three"})).json()["text"] == "three"
+    )
+    assert api.state(name)["turns"] == 3
+
+
+def test_sessions_leave_an_engine_under_pressure(apart: Apart, tmp_path: Path) -> None:
+    shared = Movable(apart, tmp_path, "echo", "--kv-tokens", "4096", engines=2, apis=0)
+    lone = apart.api(shared.engines[0])
+    names = [lone.open(f"s{number}") for number in range(8)]
+    for name in names:
+        lone.say(name, (name * 300)[:465], sampling={"max_tokens": 2})
+    both = apart.api(*shared.engines)
+    shared.apis.append(both)
+
+    until(lambda: len(both.get("/v1/sessions").json()["sessions"]) == len(names))
+    moved = both.post("/v1/cluster/rebalance").json()["moved"]
+    held = [(each["state"], each["memory"]) for each in both.get("/v1/sessions").json()["sessions"]]
+    assert {(each["from"], each["to"]) for each in moved} == {("e0", "e1")}, held
+    assert moved[0]["session"].endswith(names[0]), "the longest idle one"
+    assert len(moved) < len(names) / 2, "no more than it takes"
+    assert both.post("/v1/cluster/rebalance").json()["moved"] == []
+    for name in names[:2]:
+        assert both.say(name, "and on")["text"] == "and on"
