@@ -20,7 +20,7 @@ SCHEMES = ("postgresql://", "postgres://")
 _HOST = r"(?:\[[0-9A-Za-z:.%]*\]|[\w.%~-]*)(?::\d*)?"
 _ESCAPED = r"(?:[^%{0}]|%[0-9A-Fa-f]{{2}})*"
 _URL = re.compile(
-    rf"postgres(?:ql)?://(?:{_ESCAPED.format('@/')}@)?"
+    rf"postgres(?:ql)?://(?:{_ESCAPED.format('@/?')}@)?"
     rf"(?P<place>{_HOST}(?:,{_HOST})*(?:/{_ESCAPED.format('@/?#')})?)"
     rf"(?:\?(?:\w+={_ESCAPED.format('&')}(?:&|$))*)?",
     re.ASCII,
