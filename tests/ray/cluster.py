@@ -25,13 +25,14 @@ OPTIONS = ("--replica-cpus", "0.25", "--kv-tokens", "65536", "--drain-seconds", 
 ROOT = Path(__file__).parents[2]
 
 
-def start(journal: str, *arguments: str) -> Server:
-    """A cluster of three engines that ends with its command."""
+def start(journal: str, *arguments: str, environment: dict[str, str] | None = None) -> Server:
+    """Three engines, in a cluster that ends with its command unless the arguments name one to join."""
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     return Server(
         *("echo", "--replicas", str(ENGINES), "--journal", journal, *OPTIONS, *arguments),
         execute=True,
-        environment={"PYTHONPATH": path},
+        environment={"PYTHONPATH": path, **(environment or {})},
+        starts_within=300,
     )
 
 

@@ -64,7 +64,9 @@ def _cluster(plan: Plan, variables: dict[str, str]) -> Iterator[None]:
     except (ConnectionError, RuntimeError, ValueError) as error:
         if address is None:
             raise ClusterFailed(f"Ray cannot start: {_first_line(error)}") from error
-        raise OptionError("ray_address", f"{address} is no Ray cluster: {_first_line(error)}") from error
+        hint = "if it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+        problem = f"{address} cannot be joined: {_first_line(error)} ({hint})"
+        raise OptionError("ray_address", problem) from error
     try:
         yield
     finally:
