@@ -47,7 +47,7 @@ def write_program(folder: Path) -> Path:
 
 
 def write_token(folder: Path) -> Path:
-    """Write a new token, which Ray's processes show each other; without one Ray would keep one in the home."""
+    """Write a new token, which Ray's processes show each other; Ray would keep one in the home otherwise."""
     path = folder / "token"
     path.touch(mode=0o600)
     path.write_text(secrets.token_hex(32), encoding="utf-8")
