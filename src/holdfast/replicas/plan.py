@@ -108,10 +108,20 @@ def make_plan(
         raise OptionError(
             "journal", "must be a postgresql:// URL with --replicas: engines on all machines write to it"
         )
+    if journal is not None and _has_password(journal):
+        raise OptionError(
+            "journal",
+            "must not hold a password, which would travel through Ray: use PGPASSFILE or PGPASSWORD",
+        )
     make_options(**engine)
     plan = Plan(model, cluster, dict(engine), dict(server))
     _ = plan.options  # Raises if one is invalid.
     return plan
+
+
+def _has_password(journal: str) -> bool:
+    parts = urlsplit(journal)
+    return parts.password is not None or "password" in dict(parse_qsl(parts.query))
 
 
 def read_plan(values: Mapping[str, Any]) -> Plan:

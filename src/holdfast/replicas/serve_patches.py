@@ -22,7 +22,7 @@ def bind_handles_to_machine() -> None:
 
     Serve opens it on all interfaces, and it takes pickled arguments: whoever reaches it may run code.
     """
-    replica = import_module(REPLICA)
+    replica: Any = import_module(REPLICA)
     original: Callable[[Any, str], int] = replica.add_port_to_grpc_server
     host = ray.util.get_node_ip_address()
     shown = f"[{host}]" if ":" in host else host
@@ -35,6 +35,6 @@ def bind_handles_to_machine() -> None:
 
 def serve_http_with(start: Callable[..., Awaitable[tuple[Any, Any]]]) -> None:
     """Have a replica of the ingress call `start` for its HTTP server; Serve stops what it returns."""
-    replica = import_module(REPLICA)
+    replica: Any = import_module(REPLICA)
     _ = replica.start_asgi_http_server  # Raises where Ray calls it otherwise.
     replica.start_asgi_http_server = start

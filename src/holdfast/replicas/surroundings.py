@@ -6,19 +6,23 @@ Ray Serve takes these settings from nowhere else. A variable that is set already
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["admin_key", "apply", "free_ports", "joined", "own", "set_admin_key"]
+from holdfast.engine.options import OptionError
+
+__all__ = ["admin_key", "apply", "free_ports", "joined", "own", "set_admin_key", "write_program"]
 
 HARD_STOP_SECONDS = 3600
 """How long connections that an HAProxy has accepted may live on after its configuration has changed."""
 
 PACKAGES = Path(__file__).parents[2]
 PROXY = "holdfast-haproxy"
+PROGRAM = "RAY_SERVE_HAPROXY_BINARY_PATH"
 ADMIN_KEY = "HOLDFAST_ADMIN_KEY"
 
 COMMON = {
@@ -30,8 +34,8 @@ COMMON = {
 }
 
 
-def own(folder: Path) -> dict[str, str]:
-    """Variables of a cluster of its own: files in `folder` and free ports, so that several can run."""
+def write_program(folder: Path) -> Path:
+    """Write the HAProxy program of this installation (`haproxy.py`)."""
     program = folder / PROXY
     program.write_text(
         f"#!{sys.executable}\nimport sys\n\nsys.path.insert(0, {str(PACKAGES)!r})\n"
@@ -39,13 +43,29 @@ def own(folder: Path) -> dict[str, str]:
         encoding="utf-8",
     )
     program.chmod(0o700)
+    return program
+
+
+def write_token(folder: Path) -> Path:
+    """Write a new token, which Ray's processes show each other; Ray would keep one in the home otherwise."""
+    path = folder / "token"
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32), encoding="utf-8")
+    return path
+
+
+def own(folder: Path) -> dict[str, str]:
+    """Variables of a cluster of its own: files in `folder` and free ports, so that several can run."""
+    program = write_program(folder)
     ports = free_ports(4)
     threads = len(os.sched_getaffinity(0))
     return {
         **COMMON,
         # Has Ray listen on loopback; it takes every name of that for the machine's address otherwise.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(write_token(folder)),
+        PROGRAM: str(program),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
@@ -61,8 +81,12 @@ def own(folder: Path) -> dict[str, str]:
 
 def joined() -> dict[str, str]:
     """Variables for a cluster that others have started; its machines have the same installation."""
-    program = shutil.which(PROXY, path=str(Path(sys.executable).parent)) or shutil.which(PROXY)
-    return {**COMMON, **({} if program is None else {"RAY_SERVE_HAPROXY_BINARY_PATH": program})}
+    beside = shutil.which(PROXY, path=str(Path(sys.executable).parent))
+    program = os.environ.get(PROGRAM) or beside or shutil.which(PROXY)
+    if program is None:
+        raise OptionError("ray_address", f"needs the program {PROXY} of `pip install 'holdfast[cluster]'`")
+    kept = {name: value for name, value in os.environ.items() if name.startswith("RAY_SERVE_")}
+    return {**COMMON, PROGRAM: program, **kept}
 
 
 def apply(variables: Mapping[str, str]) -> None:
