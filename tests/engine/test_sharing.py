@@ -89,9 +89,11 @@ class Made:
         monkeypatch.setattr(sharing, "build_queue", build)
         monkeypatch.setattr(sharing, "Sharing", lambda *given: given)
 
-    def __call__(self, *mixers: object, device: torch.device = GPU) -> Any:
+    def __call__(
+        self, *mixers: object, device: torch.device = GPU, stored: torch.dtype = torch.bfloat16
+    ) -> Any:
         config: Any = SimpleNamespace(layers=[SimpleNamespace(mixers=(mixer,)) for mixer in mixers])
-        return sharing_for(config, LARGEST, 64, torch.bfloat16, device)
+        return sharing_for(config, LARGEST, 64, (torch.bfloat16, stored), device)
 
 
 def test_a_model_whose_full_attention_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +115,12 @@ def test_a_model_whose_full_attention_is_not_taken(monkeypatch: pytest.MonkeyPat
 def test_a_model_whose_layers_differ(monkeypatch: pytest.MonkeyPatch, other: dict[str, int]) -> None:
     made = Made(monkeypatch, taken=True)
     assert made(HEADS, replace(HEADS, **other)) == (HEADS, LARGEST, GPU, None)  # type: ignore[arg-type]
+    assert not made.asked
+
+
+def test_keys_of_another_type_have_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch, taken=True)
+    assert made(HEADS, stored=torch.float8_e4m3fn) == (HEADS, LARGEST, GPU, None)
     assert not made.asked
 
 

@@ -9,7 +9,7 @@ import torch
 
 from holdfast.engine.step.staging import Staging
 from holdfast.models.layout import MemoryShape, PageShape, StateShape
-from holdfast.models.memory import Memory, UnitCounts
+from holdfast.models.memory import Memory, MemoryTypes, UnitCounts
 
 
 class Runtime:
@@ -33,7 +33,7 @@ def test_a_host_tier_is_unpinned_before_its_memory_goes(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
     shape = MemoryShape(PageShape(2, 1, 8), None, 0, StateShape(1, 4, 3, 2, 4, 4))
-    memory = Memory(shape, UnitCounts(4, 0, 3), 16, torch.float32, torch.device("cpu"))
+    memory = Memory(shape, UnitCounts(4, 0, 3), 16, MemoryTypes.of(torch.float32), torch.device("cpu"))
     sizes = [tensor.nbytes for name in ("full", "state") for tensor in memory.storage(name)]
     released: list[int] = []
     weakref.finalize(memory.storage("full")[0], lambda: released.append(len(runtime.known)))

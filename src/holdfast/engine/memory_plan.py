@@ -21,8 +21,9 @@ from holdfast.engine.step.graphs import small_step_of
 from holdfast.engine.step.profiling import measure_step
 from holdfast.engine.tuning import Choice, StepCost, Tuning, stated
 from holdfast.models.available import available_bytes
+from holdfast.models.fp8 import stays as multiplies_fp8
 from holdfast.models.layout import MemoryShape
-from holdfast.models.memory import UnitCounts
+from holdfast.models.memory import FP8, MemoryTypes, UnitCounts
 from holdfast.models.model import Model, ModelDescription
 
 SESSIONS_PLANNED_MAX = 4096
@@ -52,6 +53,7 @@ class MemoryPlan:
     sessions: int
     disk: UnitCounts
     tuning: Tuning
+    types: MemoryTypes
 
     def sizes(self) -> dict[tuple[Component, Tier], int]:
         """The sizes of the core's pools."""
@@ -77,6 +79,8 @@ class MemoryPlan:
             kind = "slots" if component is Component.STATE else f"pages of {self.layout.page_size} tokens"
             size = units * self.unit_bytes[component] / 2**20
             lines.append(f"{component.name.lower()}: {units} {kind}, {size:.0f} MiB")
+        if str(self.types):
+            lines.append(f"types of memory: {self.types}")
         lines.append(f"room for {self.sessions} sessions of {self.session_tokens} tokens on the device")
         return [*lines, *self.tuning.lines()]
 
@@ -93,7 +97,8 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
     layout = MemoryLayout(
         page_size.value, full=shape.full is not None, window=window, state=shape.state is not None
     )
-    weights = unit_bytes(shape, page_size.value, torch.finfo(model.dtype).bits // 8)
+    types = memory_types(model, options)
+    weights = unit_bytes(shape, page_size.value, types)
     session_tokens = min(options.session_tokens, model.context_length)
     needs = session_units(layout, session_tokens)
     each = sum(needs[component] * weights[component] for component in layout.components)
@@ -103,7 +108,7 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
         Component.STATE: options.state_slots,
     }
     sizing = any(asked[component] is None for component in layout.components)
-    step, working = _step_size(model, options, page_size.value, sizing)
+    step, working = _step_size(model, options, page_size.value, types, sizing)
     fitting = 1
     if sizing:
         fitting = max(1, min(SESSIONS_PLANNED_MAX, _pool_bytes(model, options, working) // each))
@@ -132,7 +137,18 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
         sessions,
         UnitCounts(*(disk.get(component, 0) for component in Component)),
         _tune(model, options, layout, units, page_size, step),
+        types,
     )
+
+
+def memory_types(model: ModelDescription, options: EngineOptions) -> MemoryTypes:
+    """The types of a model's memory, as the options state them."""
+    name = options.kv_dtype
+    if name in ("fp8", "fp8_e4m3"):
+        if model.device.type == "cuda" and not multiplies_fp8(model.device):
+            raise OptionError("kv_dtype", f"{name} needs a GPU of compute capability 8.9 or later")
+        return MemoryTypes(model.dtype, FP8)
+    return MemoryTypes(model.dtype, model.dtype if name == "auto" else getattr(torch, name))
 
 
 def _tune(
@@ -165,7 +181,7 @@ def _tune(
 
 
 def _step_size(
-    model: ModelDescription, options: EngineOptions, page_size: int, sizing: bool
+    model: ModelDescription, options: EngineOptions, page_size: int, types: MemoryTypes, sizing: bool
 ) -> tuple[Choice, int]:
     """The tokens of the largest step, and on a GPU the memory that it takes beside weights and pools.
 
@@ -178,20 +194,20 @@ def _step_size(
         return given, 0
     rows = options.max_running or tuning.GPU_RUNNING
     if given is not None:
-        return given, measure_step(model, given.value, page_size, rows, timed=False).bytes
-    free, cost = free_bytes(model.device), _largest_step(model, page_size, rows)
+        return given, measure_step(model, given.value, page_size, rows, types, timed=False).bytes
+    free, cost = free_bytes(model.device), _largest_step(model, page_size, rows, types)
     step = tuning.choose_step(True, cost, free)
     if step.value == cost.tokens:
         return step, cost.bytes
-    return step, measure_step(model, step.value, page_size, rows, timed=False).bytes
+    return step, measure_step(model, step.value, page_size, rows, types, timed=False).bytes
 
 
-def _largest_step(model: Model, page_size: int, rows: int) -> StepCost:
+def _largest_step(model: Model, page_size: int, rows: int, types: MemoryTypes) -> StepCost:
     """The cost of the largest default step, or of the largest smaller one that the device has memory for."""
     tokens = tuning.GPU_STEP_TOKENS
     while True:
         try:
-            return measure_step(model, tokens, page_size, rows, timed=True)
+            return measure_step(model, tokens, page_size, rows, types, timed=True)
         except torch.OutOfMemoryError:
             if tokens <= tuning.STEP_TOKENS_MIN:
                 raise
@@ -260,15 +276,15 @@ def tier_units(needs: dict[Component, int], weights: dict[Component, int], room:
     return {**single, **shared} if shared else {}
 
 
-def unit_bytes(shape: MemoryShape, page_size: int, element_bytes: int) -> dict[Component, int]:
+def unit_bytes(shape: MemoryShape, page_size: int, types: MemoryTypes) -> dict[Component, int]:
     """Bytes of a unit of each component."""
     weights: dict[Component, int] = {}
     if shape.full is not None:
-        weights[Component.FULL] = shape.full.bytes_per_page(page_size, element_bytes)
+        weights[Component.FULL] = types.page_bytes(shape.full, page_size)
     if shape.window is not None:
-        weights[Component.WINDOW] = shape.window.bytes_per_page(page_size, element_bytes)
+        weights[Component.WINDOW] = types.page_bytes(shape.window, page_size)
     if shape.state is not None:
-        weights[Component.STATE] = shape.state.bytes_per_slot(element_bytes)
+        weights[Component.STATE] = types.slot_bytes(shape.state)
     return weights
 
 

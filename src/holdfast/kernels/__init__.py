@@ -9,7 +9,8 @@ says otherwise. Models and the executor call these functions; the rest of the pu
 Conventions, for all functions:
 
 - The T tokens of all rows are concatenated; `batch` says which row each belongs to.
-- Paged KV of one layer is two views `[units, page_size, kv_heads, dim]` into unit-major storage.
+- Paged KV of one layer is two views `[units, page_size, kv_heads, dim]` into unit-major storage, in the
+  model's dtype or another; or two `ScaledCache`s, in eight bits.
 - A recurrent state of one layer is a view `[slots, ...]`; a row reads slot `state_source` (-1: zeros) and
   writes slot `state_destination`; a source that is not also the destination is unchanged.
 - Arithmetic is float32, results have the dtype of the first input.
@@ -38,6 +39,7 @@ from holdfast.kernels.cuda.twelve import TwelveBits, pack_weight, packed_size
 from holdfast.kernels.dispatch import configure, implementation
 from holdfast.kernels.parameters import Mamba2Weights, Rotation, StepTables, TokenMasks
 from holdfast.kernels.quantised import QuantisedWeight
+from holdfast.kernels.scaled import KvCache, ScaledCache
 from holdfast.kernels.settings import KernelSettings
 from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp
 
@@ -47,6 +49,7 @@ __all__ = [
     "Batch",
     "Clamp",
     "KernelSettings",
+    "KvCache",
     "Least",
     "Mamba2Weights",
     "Pages",
@@ -54,6 +57,7 @@ __all__ = [
     "Pieces",
     "QuantisedWeight",
     "Rotation",
+    "ScaledCache",
     "StepTables",
     "TokenMasks",
     "TwelveBits",
@@ -217,8 +221,8 @@ def linear_quantised(
 def write_kv(
     key: torch.Tensor,
     value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    key_cache: KvCache,
+    value_cache: KvCache,
     slots: torch.Tensor,
 ) -> None:
     """Write key and value [T, kv_heads, dim] of each token to its slot (`Pages.slots`)."""
@@ -229,8 +233,8 @@ def rotate_and_write(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    key_cache: KvCache,
+    value_cache: KvCache,
     slots: torch.Tensor,
     positions: torch.Tensor,
     rotation: Rotation,
@@ -247,8 +251,8 @@ def rotate_and_write(
 
 def attend(
     query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    key_cache: KvCache,
+    value_cache: KvCache,
     pages: Pages,
     batch: Batch,
     *,

@@ -24,9 +24,9 @@ class PageShape:
     kv_heads: int
     head_dim: int
 
-    def bytes_per_page(self, page_size: int, element_bytes: int) -> int:
-        """Bytes of one page: keys and values of all the component's layers."""
-        return self.layers * 2 * page_size * self.kv_heads * self.head_dim * element_bytes
+    def bytes_per_page(self, page_size: int, element_bytes: int, scale_bytes: int = 0) -> int:
+        """Bytes of one page: keys and values of all the component's layers, and a scale of each head."""
+        return self.layers * 2 * page_size * self.kv_heads * (self.head_dim * element_bytes + scale_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.models.layout import MemoryShape
+from holdfast.kernels import KvCache, ScaledCache
+from holdfast.models.layout import MemoryShape, PageShape, StateShape
+
+FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,46 @@ class UnitCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class KvViews:
-    """One layer's part of every page of a component, each [units, page_size, kv_heads, head_dim]."""
+class MemoryTypes:
+    """The types of stored numbers: `plain` for convolution states, `kv` for keys and values.
 
-    key: Tensor
-    value: Tensor
+    In float8_e4m3fn each token and head of keys and of values has a scale beside its page.
+    """
+
+    plain: torch.dtype
+    kv: torch.dtype
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> MemoryTypes:
+        """The types of a model's own dtype."""
+        return cls(dtype, dtype)
+
+    @property
+    def scaled(self) -> bool:
+        """Whether keys and values have scales."""
+        return self.kv == FP8
+
+    def page_bytes(self, shape: PageShape, page_size: int) -> int:
+        """Bytes of a page, scales included."""
+        return shape.bytes_per_page(page_size, self.kv.itemsize, 1 if self.scaled else 0)
+
+    def slot_bytes(self, shape: StateShape) -> int:
+        """Bytes of a state slot."""
+        return shape.bytes_per_slot(self.plain.itemsize)
+
+    def __str__(self) -> str:
+        """What differs from the plain type, in the words of options; nothing where all is plain."""
+        if self.kv == self.plain:
+            return ""
+        return f"kv {'fp8_e4m3' if self.scaled else str(self.kv).removeprefix('torch.')}"
+
+
+@dataclass(frozen=True, slots=True)
+class KvViews:
+    """One layer's part of every page of a component."""
+
+    key: KvCache
+    value: KvCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +85,8 @@ class StateViews:
 class Memory:
     """All KV pages and state slots of one model on one device.
 
-    full, window  [units, layers, 2, page_size, kv_heads, head_dim]
+    full, window  [units, layers, 2, page_size, kv_heads, head_dim]; the bits of fp8 as uint8
+    scales        [units, layers, 2, kv_heads, page_size] uint8, of each of them in fp8
     convolution   [slots, layers, channels, kernel - 1]
     recurrent     [slots, layers, heads, head_dim, state_dim] float32
     """
@@ -56,32 +95,39 @@ class Memory:
         "convolution",
         "full",
         "full_layers",
+        "full_scales",
         "page_size",
         "recurrent",
         "state_layers",
+        "types",
         "window",
         "window_layers",
+        "window_scales",
     )
 
     def __init__(
-        self, shape: MemoryShape, counts: UnitCounts, page_size: int, dtype: torch.dtype, device: torch.device
+        self, shape: MemoryShape, counts: UnitCounts, page_size: int, types: MemoryTypes, device: torch.device
     ) -> None:
         assert page_size >= 1
         self.page_size = page_size
-        self.full: Tensor | None = None
-        self.window: Tensor | None = None
+        self.types = types
         self.convolution: Tensor | None = None
         self.recurrent: Tensor | None = None
 
-        def zeros(*sizes: int, kind: torch.dtype = dtype) -> Tensor:
+        def zeros(*sizes: int, kind: torch.dtype = types.plain) -> Tensor:
             return _zeros(sizes, kind, device)
 
-        if shape.full is not None:
-            kv = shape.full
-            self.full = zeros(counts.full, kv.layers, 2, page_size, kv.kv_heads, kv.head_dim)
-        if shape.window is not None:
-            kv = shape.window
-            self.window = zeros(counts.window, kv.layers, 2, page_size, kv.kv_heads, kv.head_dim)
+        def pages(kv: PageShape | None, units: int) -> tuple[Tensor | None, Tensor | None]:
+            if kv is None:
+                return None, None
+            kind = torch.uint8 if types.scaled else types.kv
+            numbers = zeros(units, kv.layers, 2, page_size, kv.kv_heads, kv.head_dim, kind=kind)
+            if not types.scaled:
+                return numbers, None
+            return numbers, zeros(units, kv.layers, 2, kv.kv_heads, page_size, kind=torch.uint8)
+
+        self.full, self.full_scales = pages(shape.full, counts.full)
+        self.window, self.window_scales = pages(shape.window, counts.window)
         if shape.state is not None:
             state = shape.state
             self.convolution = zeros(
@@ -90,8 +136,8 @@ class Memory:
             self.recurrent = zeros(
                 counts.state, state.layers, state.heads, state.head_dim, state.state_dim, kind=torch.float32
             )
-        self.full_layers = tuple(KvViews(kv[:, 0], kv[:, 1]) for kv in _layer_views(self.full))
-        self.window_layers = tuple(KvViews(kv[:, 0], kv[:, 1]) for kv in _layer_views(self.window))
+        self.full_layers = _kv_views(self.full, self.full_scales)
+        self.window_layers = _kv_views(self.window, self.window_scales)
         self.state_layers = tuple(
             StateViews(convolution, recurrent)
             for convolution, recurrent in zip(
@@ -102,8 +148,8 @@ class Memory:
     def storage(self, component: str) -> tuple[Tensor, ...]:
         """The tensors whose first dimension is the units of a component."""
         tensors = {
-            "full": (self.full,),
-            "window": (self.window,),
+            "full": (self.full, self.full_scales),
+            "window": (self.window, self.window_scales),
             "state": (self.convolution, self.recurrent),
         }[component]
         return tuple(tensor for tensor in tensors if tensor is not None)
@@ -115,6 +161,15 @@ def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         return torch.zeros(sizes, dtype=dtype, device=device)
     lazy = np.zeros(math.prod(sizes) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(lazy).view(dtype).view(sizes)
+
+
+def _kv_views(numbers: Tensor | None, scales: Tensor | None) -> tuple[KvViews, ...]:
+    if scales is None:
+        return tuple(KvViews(kv[:, 0], kv[:, 1]) for kv in _layer_views(numbers))
+    return tuple(
+        KvViews(ScaledCache(kv[:, 0], scale[:, 0]), ScaledCache(kv[:, 1], scale[:, 1]))
+        for kv, scale in zip(_layer_views(numbers), _layer_views(scales), strict=True)
+    )
 
 
 def _layer_views(storage: Tensor | None) -> tuple[Tensor, ...]:

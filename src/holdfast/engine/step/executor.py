@@ -145,13 +145,15 @@ class Executor:
         # One more unit of each component for the padding of captured batches, unknown to the core.
         counts = memory.device
         self.memory = model.memory(
-            UnitCounts(counts.full + 1, counts.window + 1, counts.state + 1), memory.layout.page_size
+            UnitCounts(counts.full + 1, counts.window + 1, counts.state + 1),
+            memory.layout.page_size,
+            memory.types,
         )
         self._reserved = counts
         self.host = None
         if memory.host.full or memory.host.window or memory.host.state:
             self.host = Memory(
-                model.memory_shape, memory.host, memory.layout.page_size, model.dtype, torch.device("cpu")
+                model.memory_shape, memory.host, memory.layout.page_size, memory.types, torch.device("cpu")
             )
         self.tables = BlockTables(model.device, memory.layout.full, memory.layout.window > 0)
         self.sampler = BatchSampler(rows_max, model.config.vocabulary, model.device)
@@ -164,7 +166,11 @@ class Executor:
         self._padding = Padding(counts.state, self.sampler.padding_row, UNUSED_ROW)
         self._context_max = min(model.context_length, memory.tokens_max)
         self._sharing = sharing_for(
-            model.config, largest_of(shapes(rows_max)), memory.layout.page_size, model.dtype, model.device
+            model.config,
+            largest_of(shapes(rows_max)),
+            memory.layout.page_size,
+            (model.dtype, memory.types.kv),
+            model.device,
         )
         self._graphs: StepGraphs | None = None
         self._sampler_rows: dict[int, tuple[int, int]] = {}

@@ -72,9 +72,16 @@ class Sharing:
 
 
 def sharing_for(
-    config: ModelConfig, largest: Shape, page_size: int, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    largest: Shape,
+    page_size: int,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    device: torch.device,
 ) -> Sharing | None:
-    """The lists for a model's full attention, if it has any and runs on a GPU."""
+    """The lists for a model's full attention, if it has any and runs on a GPU.
+
+    `dtypes` are those of the model and of its keys and values.
+    """
     mixers = [mixer for layer in config.layers for mixer in layer.mixers]
     full = [mixer for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.window is None]
     if not full or device.type != "cuda":
@@ -83,6 +90,6 @@ def sharing_for(
     shapes = {(mixer.heads, mixer.kv_heads, mixer.head_dim) for mixer in full}
     if len(shapes) == 1:
         (heads,) = shapes
-        if takes_queue(*heads, page_size, dtype, device):
+        if dtypes[0] == dtypes[1] and takes_queue(*heads, page_size, dtypes[0], device):
             queue = build_queue(largest.tokens, largest.rows, *heads, device)
     return Sharing(max(full, key=lambda mixer: mixer.kv_heads), largest, device, queue)

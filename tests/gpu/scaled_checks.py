@@ -1,0 +1,119 @@
+"""Checks of kernels over KV caches in eight bits, against float64 formulas over what is stored."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import torch
+
+from holdfast import kernels
+from holdfast.bench.gpu.key_lists import allocate_pieces
+from holdfast.kernels import Rotation, ScaledCache
+from holdfast.kernels.torch.scaled import decode, encode
+from tests.gpu.kernel_checks import ATTENTION, Errors, error, normal, row_errors
+from tests.kernels import naive
+from tests.kernels.batches import fill_cache, paged_batch, scaled_caches
+
+ROUNDING = 2.0**-4
+"""Half a step of three bits of mantissa."""
+
+
+def check_scaled_write(dtype: torch.dtype) -> Errors:
+    """Bytes equal the reference's, except where the last place of float32 decides; no others are written."""
+    for page_size, dim, half, norms in ((16, 128, 64, True), (64, 256, 32, False), (5, 80, 40, True)):
+        batch, total = paged_batch([100, 1, 30], [0, 77, 900], page_size, device="cuda")
+        assert batch.full is not None
+        fused = normal(dtype, 131, (12 + 2 * 4) * dim) * 3
+        query, key, value = (part.view(131, -1, dim) for part in fused.split([12 * dim, 4 * dim, 4 * dim], 1))
+        value = value * 10.0 ** torch.linspace(-5, 4, 131, device="cuda").view(-1, 1, 1).to(dtype)
+        cos_sin = normal(torch.float32, 1024, 2 * half)
+        weights = [normal(dtype, dim) if norms else None for _ in range(2)]
+        codes = torch.full((total, 2, page_size, 4, dim), 127, dtype=torch.uint8, device="cuda")
+        scales = torch.full((total, 2, 4, page_size), 255, dtype=torch.uint8, device="cuda")
+        caches = [ScaledCache(codes[:, part], scales[:, part]) for part in range(2)]
+        rotation = Rotation(cos_sin, weights[0], weights[1])
+        slots = batch.full.slots
+        kernels.rotate_and_write(query, key, value, *caches, slots, batch.positions, rotation)
+        expected = key.double() if weights[1] is None else naive.rms_norm(key, weights[1], 1e-6)
+        expected = naive.rotate(expected, cos_sin, batch.positions)
+        for cache, wanted in zip(caches, (expected, value.double()), strict=True):
+            stored = cache.codes.flatten(0, 1)[slots], cache.scales.transpose(1, 2).flatten(0, 1)[slots]
+            right = encode(wanted)
+            different = (stored[0] != right[0]).float().mean() + (stored[1] != right[1]).float().mean()
+            yield 0.0 if float(different) < 1e-3 else math.inf
+            yield max(0.0, error(decode(*stored), wanted) - ROUNDING)
+        yield 0.0 if int((scales != 255).sum()) == 2 * 131 * 4 else math.inf
+
+
+def check_scaled_attend(dtype: torch.dtype) -> Errors:
+    generator = torch.Generator().manual_seed(random.randrange(1 << 30))
+    for heads, kv_heads, dim, page_size, window in (
+        (8, 2, 128, 16, None),
+        (14, 2, 64, 1, None),
+        (16, 2, 64, 32, 128),
+        (4, 2, 256, 64, 100),
+        (6, 6, 80, 3, None),
+        (32, 8, 128, 256, None),
+        (32, 8, 128, 64, None),
+    ):
+        for counts, starts in ATTENTION.values():
+            batch, total = paged_batch(counts, starts, page_size, window=window, device="cuda")
+            storage, keys, values = fill_cache(batch, total, kv_heads, dim, generator=generator)
+            key_cache, value_cache, keys, values = scaled_caches(storage, keys, values)
+            query = normal(dtype, sum(counts), heads, dim)
+            sinks = normal(torch.float32, heads) if window == 128 else None
+            softcap = 20.0 if window == 100 else None
+            pages = batch.full or batch.window
+            assert pages is not None
+            actual = kernels.attend(
+                query, key_cache, value_cache, pages, batch,
+                scale=dim**-0.5, window=window, sinks=sinks, softcap=softcap,
+            )  # fmt: skip
+            offsets = batch.row_start.tolist()
+            for row in range(batch.rows):
+                span = slice(offsets[row], offsets[row + 1])
+                if span.start < span.stop:
+                    expected = naive.attend_row(
+                        query[span], keys[row], values[row], dim**-0.5, window, sinks, softcap
+                    )
+                    yield error(actual[span], expected)
+
+
+def check_scaled_pieces(dtype: torch.dtype) -> Errors:
+    """Keys split into pieces by the device, twice, to check that counters reset."""
+    generator = torch.Generator().manual_seed(random.randrange(1 << 30))
+    rows_of = (
+        ([1, 255, 256, 257, 9000, 64], [1] * 6),
+        ([300] * 70, [1] * 70),
+        ([1300, 40, 1320, 3000, 33, 700, 2], [1, 40, 32, 1, 1, 100, 2]),
+        ([2500, 3], [128, 1]),
+    )
+    for heads, kv_heads, dim, page_size in ((32, 8, 128, 64), (14, 2, 64, 1), (8, 1, 256, 16)):
+        for contexts, counts in rows_of:
+            starts = [context - count for context, count in zip(contexts, counts, strict=True)]
+            batch, total = paged_batch(counts, starts, page_size, device="cuda")
+            storage, keys, values = fill_cache(batch, total, kv_heads, dim, generator=generator)
+            key_cache, value_cache, keys, values = scaled_caches(storage, keys, values)
+            assert batch.full is not None
+            group = heads // kv_heads
+            batch.pieces = tuple(
+                allocate_pieces(batch, kv_heads, max(1, height // group), above, most)
+                for height, above, most in ((16, 0, 64), (64, 64, 1 << 30))
+            )
+            kernels.list_pieces(batch)
+            sinks = normal(torch.float32, heads) if dim == 64 else None
+            query = normal(dtype, sum(counts), heads, dim)
+            for _ in range(2):
+                actual = kernels.attend(
+                    query, key_cache, value_cache, batch.full, batch, scale=dim**-0.5, sinks=sinks
+                )
+                yield from row_errors(actual, query, counts, keys, values, sinks)
+            yield float(sum(int(pieces.arrived.abs().sum()) for pieces in batch.pieces))
+
+
+SCALED_CHECKS = {
+    "scaled write": check_scaled_write,
+    "scaled attend": check_scaled_attend,
+    "scaled pieces": check_scaled_pieces,
+}
