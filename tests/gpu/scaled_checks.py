@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import torch
 
 from holdfast import kernels
-from holdfast.bench.gpu.key_lists import allocate_pieces
-from holdfast.kernels import Rotation, ScaledCache
+from holdfast.bench.gpu.key_lists import allocate_pieces, allocate_queue, has_queue
+from holdfast.kernels import Rotation, ScaledCache, takes_scaled_queue
 from holdfast.kernels.torch.scaled import decode, encode
 from tests.gpu.kernel_checks import ATTENTION, Errors, error, normal, row_errors
 from tests.kernels import naive
@@ -112,8 +113,98 @@ def check_scaled_pieces(dtype: torch.dtype) -> Errors:
             yield float(sum(int(pieces.arrived.abs().sum()) for pieces in batch.pieces))
 
 
+def check_scaled_queue(dtype: torch.dtype) -> Errors:
+    """Keys that programs take from a queue, twice, to check that its counters reset."""
+    yield 0.0
+    if not has_queue(dtype):
+        return
+    generator = torch.Generator().manual_seed(random.randrange(1 << 30))
+    for heads, kv_heads, dim, page_size in (
+        (32, 8, 128, 64),
+        (14, 2, 64, 16),
+        (64, 8, 64, 128),
+        (8, 1, 128, 64),
+        (40, 8, 128, 32),
+        (8, 8, 128, 256),
+    ):
+        assert takes_scaled_queue(heads, kv_heads, dim, page_size, dtype, torch.device("cuda"))
+        for contexts in (
+            [1, 255, 256, 257, 9000, 64],
+            [300] * 70,
+            [5],
+            [20000],
+            [8192] * 3,
+            list(range(1, 99)),
+        ):
+            counts = [1] * len(contexts)
+            batch, total = paged_batch(counts, [each - 1 for each in contexts], page_size, device="cuda")
+            storage, keys, values = fill_cache(batch, total, kv_heads, dim, generator=generator)
+            key_cache, value_cache, keys, values = scaled_caches(storage, keys, values)
+            assert batch.full is not None
+            batch.queue = queue = allocate_queue(batch, heads, kv_heads, dim)
+            kernels.list_pieces(batch)
+            sinks = normal(torch.float32, heads) if dim == 64 else None
+            query = normal(dtype, sum(counts), heads, dim)
+            query[:, ::3] *= 100.0
+            first = None
+            for _ in range(2):
+                actual = kernels.attend(
+                    query, key_cache, value_cache, batch.full, batch, scale=dim**-0.5, sinks=sinks
+                )
+                yield from row_errors(actual, query, counts, keys, values, sinks)
+                yield float(int(queue.arrived.abs().sum()) + int(queue.taken.abs().sum()))
+                # The sum does not depend on which program takes a piece.
+                yield 0.0 if first is None or torch.equal(actual, first) else math.inf
+                first = actual
+
+
+def check_scaled_overlap(dtype: torch.dtype) -> Errors:
+    """Attention launched while the previous kernel runs waits for the keys that that one writes."""
+    yield 0.0
+    if not has_queue(dtype):
+        return
+    heads, kv_heads, dim, page_size, layers, rows = 32, 8, 128, 64, 4, 64
+    batch, total = paged_batch([1] * rows, [1100 + 7 * row for row in range(rows)], page_size, device="cuda")
+    pages = batch.full
+    assert pages is not None
+    codes, scales = encode(normal(dtype, total, layers, 2, page_size, kv_heads, dim))
+    scales = scales.transpose(-1, -2).contiguous()
+    sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
+    weights = [normal(dtype, sum(sizes), heads * dim) * (heads * dim) ** -0.5 for _ in range(layers)]
+    x = normal(dtype, rows, heads * dim)
+    batch.queue = allocate_queue(batch, heads, kv_heads, dim)
+    kernels.list_pieces(batch)
+
+    def run(between: Callable[[], object]) -> torch.Tensor:
+        codes[pages.slots // page_size, :, :, pages.slots % page_size] = 127
+        inside = x
+        for layer in range(layers):
+            caches = [ScaledCache(codes[:, layer, part], scales[:, layer, part]) for part in range(2)]
+            fused = kernels.linear(inside, weights[layer])
+            between()
+            query, key, value = (part.unflatten(1, (-1, dim)) for part in fused.split(sizes, 1))
+            query = kernels.rotate_and_write(
+                query, key, value, *caches, pages.slots, batch.positions, Rotation(None)
+            )
+            between()
+            inside = kernels.attend(query, *caches, pages, batch, scale=dim**-0.5).flatten(1)
+            between()
+        return inside
+
+    expected = run(torch.cuda.synchronize)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        actual = run(lambda: None)
+    for _ in range(20):
+        actual.fill_(math.nan)
+        graph.replay()
+        yield float((actual != expected).sum())
+
+
 SCALED_CHECKS = {
     "scaled write": check_scaled_write,
     "scaled attend": check_scaled_attend,
     "scaled pieces": check_scaled_pieces,
+    "scaled queue": check_scaled_queue,
+    "scaled overlap": check_scaled_overlap,
 }

@@ -35,6 +35,7 @@ from holdfast.kernels.batch import (
 )
 from holdfast.kernels.cuda.attention import build_queue, takes_queue
 from holdfast.kernels.cuda.products import takes_products
+from holdfast.kernels.cuda.scaled_attention import takes_scaled_queue
 from holdfast.kernels.cuda.twelve import TwelveBits, pack_weight, packed_size
 from holdfast.kernels.dispatch import configure, implementation
 from holdfast.kernels.parameters import Mamba2Weights, Rotation, StepTables, TokenMasks
@@ -95,6 +96,7 @@ __all__ = [
     "swiglu_clamped",
     "takes_products",
     "takes_queue",
+    "takes_scaled_queue",
     "tile_count",
     "write_kv",
 ]

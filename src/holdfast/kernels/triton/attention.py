@@ -25,6 +25,7 @@ import triton.language as tl
 
 from holdfast.kernels.batch import Batch, Pages
 from holdfast.kernels.cuda.attention import attend_queue
+from holdfast.kernels.cuda.scaled_attention import attend_scaled_queue
 from holdfast.kernels.scaled import KvCache, ScaledCache, stored
 from holdfast.kernels.triton.attention_block import attend_block
 from holdfast.kernels.triton.launch import (
@@ -284,7 +285,11 @@ def attend(
     out = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
     if batch.queue is not None and window is None:
         assert softcap is None, "the CUDA kernel has no softcap"
-        assert not isinstance(key_cache, ScaledCache) and not isinstance(value_cache, ScaledCache)
+        if isinstance(key_cache, ScaledCache):
+            assert isinstance(value_cache, ScaledCache) and batch.one_token_rows
+            attend_scaled_queue(query, key_cache, value_cache, out, pages, batch.queue, scale, sinks)
+            return out
+        assert not isinstance(value_cache, ScaledCache)
         attend_queue(query, key_cache, value_cache, out, pages, batch.queue, scale, sinks)
         return out
     if batch.pieces and window is None:
