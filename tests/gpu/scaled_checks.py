@@ -11,6 +11,7 @@ import torch
 from holdfast import kernels
 from holdfast.bench.gpu.key_lists import allocate_pieces, allocate_queue, has_queue
 from holdfast.kernels import Rotation, ScaledCache, takes_scaled_queue
+from holdfast.kernels import torch as reference
 from holdfast.kernels.torch.scaled import decode, encode
 from tests.gpu.kernel_checks import ATTENTION, Errors, error, normal, row_errors
 from tests.kernels import naive
@@ -201,10 +202,33 @@ def check_scaled_overlap(dtype: torch.dtype) -> Errors:
         yield float((actual != expected).sum())
 
 
+def check_resting_states(dtype: torch.dtype) -> Errors:
+    """The same bytes as the reference, except where the last place of float32 decides, and back."""
+    for rows, width in ((24 * 16 * 64, 128), (3 * 5, 80), (7, 256)):
+        running = (
+            normal(torch.float32, 6, rows, width)
+            * 10.0 ** torch.linspace(-5, 5, rows, device="cuda")[:, None]
+        )
+        codes = torch.full((9, rows, width), 99, dtype=torch.int8, device="cuda")
+        scales = torch.full((9, rows), -1.0, device="cuda")
+        slots, places = torch.tensor([5, 0, 2], device="cuda"), torch.tensor([1, 8, 4], device="cuda")
+        kernels.rest_states(running, slots, codes, scales, places)
+        right = [tensor.cpu() for tensor in (torch.full_like(codes, 99), torch.full_like(scales, -1.0))]
+        reference.rest_states(running.cpu(), slots.cpu(), right[0], right[1], places.cpu())
+        yield error(scales, right[1])
+        yield 0.0 if float((codes.cpu() != right[0]).float().mean()) < 1e-4 else math.inf
+        back = torch.full_like(running, math.nan)
+        kernels.wake_states(codes, scales, places, back, slots)
+        expected = codes[places].double() * scales[places].double().unsqueeze(-1)
+        yield error(back[slots], expected)
+        yield 0.0 if bool(back[[1, 3, 4]].isnan().all()) else math.inf
+
+
 SCALED_CHECKS = {
     "scaled write": check_scaled_write,
     "scaled attend": check_scaled_attend,
     "scaled pieces": check_scaled_pieces,
     "scaled queue": check_scaled_queue,
     "scaled overlap": check_scaled_overlap,
+    "resting states": check_resting_states,
 }

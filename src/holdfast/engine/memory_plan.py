@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -39,6 +40,7 @@ _SIZE_OPTIONS = {
     Component.STATE: "state_slots",
 }
 SLOTS_PER_SESSION = 3  # At rest one; while a turn runs two; a checkpoint.
+SLOTS_PER_TURN = 2  # In full precision: of a turn, and of one whose last token is computed beside it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class MemoryPlan:
     disk: UnitCounts
     tuning: Tuning
     types: MemoryTypes
+    running_states: int = 0
+    """Slots of states in full precision, where states rest in eight bits."""
 
     def sizes(self) -> dict[tuple[Component, Tier], int]:
         """The sizes of the core's pools."""
@@ -109,9 +113,10 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
     }
     sizing = any(asked[component] is None for component in layout.components)
     step, working = _step_size(model, options, page_size.value, types, sizing)
-    fitting = 1
+    fitting, pool = 1, _pool_bytes(model, options, working) if sizing else 0
+    awake = _states_awake(model, options, types, pool)
     if sizing:
-        fitting = max(1, min(SESSIONS_PLANNED_MAX, _pool_bytes(model, options, working) // each))
+        fitting = max(1, min(SESSIONS_PLANNED_MAX, (pool - awake.bytes) // each))
     units: dict[Component, int] = {}
     for component in layout.components:
         size = asked[component]
@@ -126,8 +131,11 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
     host = tier_units(needs, weights, options.host_memory)
     if isinstance(model, Model):
         room = {component: units[component] * weights[component] for component in units}
+        if awake.bytes:
+            room[Component.STATE] += awake.bytes
         _check_room(model.device, room, [name for name in room if asked[name] is not None], options)
     disk = tier_units(needs, weights, min(disk_bytes(options), disk_most))
+    tuned = _tune(model, options, layout, units, page_size, step, awake.turns)
     return MemoryPlan(
         layout,
         UnitCounts(*(units.get(component, 0) for component in Component)),
@@ -136,19 +144,41 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
         session_tokens,
         sessions,
         UnitCounts(*(disk.get(component, 0) for component in Component)),
-        _tune(model, options, layout, units, page_size, step),
+        tuned,
         types,
+        SLOTS_PER_TURN * tuned.max_running if types.rested else 0,
     )
+
+
+class _Awake(NamedTuple):
+    """Turns for whose states there is room in full precision, and the bytes of that; None: any number."""
+
+    turns: int | None = None
+    bytes: int = 0
+
+
+def _states_awake(model: ModelDescription, options: EngineOptions, types: MemoryTypes, pool: int) -> _Awake:
+    """Room for states in full precision, where others rest in eight bits: at most a quarter of the pools."""
+    state = model.memory_shape.state
+    if state is None or not types.rested:
+        return _Awake()
+    each = SLOTS_PER_TURN * state.bytes_per_slot(types.plain.itemsize)
+    turns = options.max_running
+    if turns is None:
+        most = tuning.GPU_RUNNING if model.device.type == "cuda" else tuning.CPU_RUNNING
+        turns = max(tuning.RUNNING_MIN, min(most, pool // 4 // each)) if pool else most
+    return _Awake(turns, turns * each)
 
 
 def memory_types(model: ModelDescription, options: EngineOptions) -> MemoryTypes:
     """The types of a model's memory, as the options state them."""
     name = options.kv_dtype
-    if name in ("fp8", "fp8_e4m3"):
-        if model.device.type == "cuda" and not multiplies_fp8(model.device):
-            raise OptionError("kv_dtype", f"{name} needs a GPU of compute capability 8.9 or later")
-        return MemoryTypes(model.dtype, FP8)
-    return MemoryTypes(model.dtype, model.dtype if name == "auto" else getattr(torch, name))
+    kinds = {"auto": model.dtype, "fp8": FP8, "fp8_e4m3": FP8}
+    kv = kinds[name] if name in kinds else getattr(torch, name)
+    if kv == FP8 and model.device.type == "cuda" and not multiplies_fp8(model.device):
+        raise OptionError("kv_dtype", f"{name} needs a GPU of compute capability 8.9 or later")
+    rested = options.state_dtype == "int8" and model.memory_shape.state is not None
+    return MemoryTypes(model.dtype, kv, rested)
 
 
 def _tune(
@@ -158,6 +188,7 @@ def _tune(
     units: dict[Component, int],
     page_size: Choice,
     step: Choice,
+    awake: int | None,
 ) -> Tuning:
     """The sizes that follow from those of the pools."""
     on_gpu = model.device.type == "cuda"
@@ -168,6 +199,8 @@ def _tune(
     running = stated(options.max_running) or tuning.choose_running(
         on_gpu, None if full is None else full * layout.page_size, window_turns, slots
     )
+    if awake is not None and running.value > awake:
+        running = Choice(awake, "one for two states in full precision")
     small = small_step_of(model) if isinstance(model, Model) else step.value
     return Tuning.of(
         page_size=page_size,

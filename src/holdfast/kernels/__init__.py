@@ -87,6 +87,7 @@ __all__ = [
     "packed_size",
     "prepare_step",
     "relu_squared",
+    "rest_states",
     "rms_norm",
     "rms_norm_gated",
     "rms_norm_residual",
@@ -98,6 +99,7 @@ __all__ = [
     "takes_queue",
     "takes_scaled_queue",
     "tile_count",
+    "wake_states",
     "write_kv",
 ]
 
@@ -396,6 +398,32 @@ def move_units(
     One of the storages may be pinned host memory; the indices are on the device of the other.
     """
     implementation(sources).move_units(source, sources, target, destinations)
+
+
+def rest_states(
+    running: torch.Tensor,
+    slots: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    places: torch.Tensor,
+) -> None:
+    """Put states to rest in eight bits: `slots[i]` of `running` to `places[i]` of `codes` and `scales`.
+
+    `running` float32 [slots, ..., state_dim] and `codes` int8 [places, ..., state_dim] are contiguous, all
+    layers at once; `scales` float32 [places, ...] has one for each row. A row with NaN has a scale of NaN.
+    """
+    implementation(running).rest_states(running, slots, codes, scales, places)
+
+
+def wake_states(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    places: torch.Tensor,
+    running: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """Wake states from where `rest_states` put them: `places[i]` to `slots[i]` of `running`."""
+    implementation(running).wake_states(codes, scales, places, running, slots)
 
 
 def carry(source: torch.Tensor, target: torch.Tensor) -> None:

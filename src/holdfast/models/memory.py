@@ -8,36 +8,45 @@ units are never cleared. Built by the engine, read and written by the layers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast import kernels
 from holdfast.kernels import KvCache, ScaledCache
 from holdfast.models.layout import MemoryShape, PageShape, StateShape
+from holdfast.models.resting import Places, RestingStates
 
 FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
 class UnitCounts:
-    """How many pages and slots to allocate; zero for a component that the model does not have."""
+    """How many pages and slots to allocate; zero for a component that the model does not have.
+
+    `running` are slots of states in full precision, where states rest in eight bits.
+    """
 
     full: int = 0
     window: int = 0
     state: int = 0
+    running: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryTypes:
     """The types of stored numbers: `plain` for convolution states, `kv` for keys and values.
 
-    In float8_e4m3fn each token and head of keys and of values has a scale beside its page.
+    In float8_e4m3fn each token and head of keys and of values has a scale beside its page. With `rested`
+    states are in eight bits while no turn computes with them.
     """
 
     plain: torch.dtype
     kv: torch.dtype
+    rested: bool = False
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> MemoryTypes:
@@ -54,14 +63,18 @@ class MemoryTypes:
         return shape.bytes_per_page(page_size, self.kv.itemsize, 1 if self.scaled else 0)
 
     def slot_bytes(self, shape: StateShape) -> int:
-        """Bytes of a state slot."""
-        return shape.bytes_per_slot(self.plain.itemsize)
+        """Bytes of a state slot, as the core counts it: at rest."""
+        each = self.plain.itemsize
+        return shape.bytes_per_rested_slot(each) if self.rested else shape.bytes_per_slot(each)
 
     def __str__(self) -> str:
-        """What differs from the plain type, in the words of options; nothing where all is plain."""
-        if self.kv == self.plain:
-            return ""
-        return f"kv {'fp8_e4m3' if self.scaled else str(self.kv).removeprefix('torch.')}"
+        """What differs from the plain types, in the words of options; nothing where all is plain."""
+        parts = []
+        if self.kv != self.plain:
+            parts.append(f"kv {'fp8_e4m3' if self.scaled else str(self.kv).removeprefix('torch.')}")
+        if self.rested:
+            parts.append("idle states int8")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,9 @@ class Memory:
     scales        [units, layers, 2, kv_heads, page_size] uint8, of each of them in fp8
     convolution   [slots, layers, channels, kernel - 1]
     recurrent     [slots, layers, heads, head_dim, state_dim] float32
+
+    Where states rest in eight bits, these two have running slots, and the core's slots are in `rested`:
+    convolutions as above, int8 codes of the recurrent part, and a float32 scale for each of its rows.
     """
 
     __slots__ = (
@@ -98,6 +114,8 @@ class Memory:
         "full_scales",
         "page_size",
         "recurrent",
+        "rested",
+        "resting",
         "state_layers",
         "types",
         "window",
@@ -128,14 +146,22 @@ class Memory:
 
         self.full, self.full_scales = pages(shape.full, counts.full)
         self.window, self.window_scales = pages(shape.window, counts.window)
+        self.rested: tuple[Tensor, ...] = ()
+        self.resting: RestingStates | None = None
         if shape.state is not None:
-            state = shape.state
-            self.convolution = zeros(
-                counts.state, state.layers, state.convolution_channels, state.convolution_width
-            )
-            self.recurrent = zeros(
-                counts.state, state.layers, state.heads, state.head_dim, state.state_dim, kind=torch.float32
-            )
+            state, running = shape.state, counts.running if types.rested else counts.state
+            convolution = (state.layers, state.convolution_channels, state.convolution_width)
+            recurrent = (state.layers, state.heads, state.head_dim, state.state_dim)
+            self.convolution = zeros(running, *convolution)
+            self.recurrent = zeros(running, *recurrent, kind=torch.float32)
+            if types.rested:
+                self.rested = (
+                    zeros(counts.state, *convolution),
+                    zeros(counts.state, *recurrent, kind=torch.int8),
+                    zeros(counts.state, *recurrent[:-1], kind=torch.float32),
+                )
+                # The last running slot is for padding.
+                self.resting = RestingStates(max(0, running - 1), self._put_to_rest, self._wake)
         self.full_layers = _kv_views(self.full, self.full_scales)
         self.window_layers = _kv_views(self.window, self.window_scales)
         self.state_layers = tuple(
@@ -150,14 +176,43 @@ class Memory:
         tensors = {
             "full": (self.full, self.full_scales),
             "window": (self.window, self.window_scales),
-            "state": (self.convolution, self.recurrent),
+            "state": self.rested if self.types.rested else (self.convolution, self.recurrent),
         }[component]
         return tuple(tensor for tensor in tensors if tensor is not None)
+
+    def settle(self, component: str, units: Sequence[int]) -> None:
+        """Let the storage of these units hold what they hold, before somebody reads it."""
+        if component == "state" and self.resting is not None:
+            self.resting.settle(units)
+
+    def overwritten(self, component: str, units: Sequence[int]) -> None:
+        """The storage of these units is written by others than steps."""
+        if component == "state" and self.resting is not None:
+            self.resting.forget(units)
+
+    def _put_to_rest(self, states: Places) -> None:
+        slots, places = self._indices(states)
+        convolutions, codes, scales = self.rested
+        assert self.convolution is not None and self.recurrent is not None
+        kernels.move_units(self.convolution, slots, convolutions, places)
+        kernels.rest_states(self.recurrent, slots, codes, scales, places)
+
+    def _wake(self, states: Places) -> None:
+        places, slots = self._indices(states)
+        convolutions, codes, scales = self.rested
+        assert self.convolution is not None and self.recurrent is not None
+        kernels.move_units(convolutions, places, self.convolution, slots)
+        kernels.wake_states(codes, scales, places, self.recurrent, slots)
+
+    def _indices(self, pairs: Places) -> tuple[Tensor, Tensor]:
+        indices = torch.tensor(pairs, dtype=torch.int64).T.contiguous()
+        first, second = indices.to(self.rested[0].device, non_blocking=True)
+        return first, second
 
 
 def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros; on a CPU their memory is allocated lazily, on first write."""
-    if device.type != "cpu":
+    if device.type != "cpu" or not math.prod(sizes):
         return torch.zeros(sizes, dtype=dtype, device=device)
     lazy = np.zeros(math.prod(sizes) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(lazy).view(dtype).view(sizes)

@@ -33,6 +33,7 @@ def measure_step(
             pages if shape.full is not None else 0,
             pages if shape.window is not None else 0,
             len(counts) if shape.state is not None else 0,
+            len(counts) if shape.state is not None else 0,
         ),
         page_size,
         types,
