@@ -28,7 +28,7 @@ def check_scaled_write(dtype: torch.dtype) -> Errors:
         assert batch.full is not None
         fused = normal(dtype, 131, (12 + 2 * 4) * dim) * 3
         query, key, value = (part.view(131, -1, dim) for part in fused.split([12 * dim, 4 * dim, 4 * dim], 1))
-        value = value * 10.0 ** torch.linspace(-5, 4, 131, device="cuda").view(-1, 1, 1).to(dtype)
+        value = value * 10.0 ** torch.linspace(-5, 3, 131, device="cuda").view(-1, 1, 1).to(dtype)
         cos_sin = normal(torch.float32, 1024, 2 * half)
         weights = [normal(dtype, dim) if norms else None for _ in range(2)]
         codes = torch.full((total, 2, page_size, 4, dim), 127, dtype=torch.uint8, device="cuda")
@@ -170,6 +170,7 @@ def check_scaled_overlap(dtype: torch.dtype) -> Errors:
     assert pages is not None
     codes, scales = encode(normal(dtype, total, layers, 2, page_size, kv_heads, dim))
     scales = scales.transpose(-1, -2).contiguous()
+    poison = torch.full((), 127, dtype=torch.uint8, device="cuda")
     sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
     weights = [normal(dtype, sum(sizes), heads * dim) * (heads * dim) ** -0.5 for _ in range(layers)]
     x = normal(dtype, rows, heads * dim)
@@ -177,7 +178,7 @@ def check_scaled_overlap(dtype: torch.dtype) -> Errors:
     kernels.list_pieces(batch)
 
     def run(between: Callable[[], object]) -> torch.Tensor:
-        codes[pages.slots // page_size, :, :, pages.slots % page_size] = 127
+        codes[pages.slots // page_size, :, :, pages.slots % page_size] = poison
         inside = x
         for layer in range(layers):
             caches = [ScaledCache(codes[:, layer, part], scales[:, layer, part]) for part in range(2)]

@@ -86,7 +86,9 @@ def scaled_caches(
     """
     codes, scales = encode(storage)
     scales = torch.where(storage.isnan().any(-1), 255, scales.int()).to(torch.uint8)
-    scales = scales.transpose(-1, -2).contiguous()
+    scales = torch.empty_like(scales.transpose(-1, -2), memory_format=torch.contiguous_format).copy_(
+        scales.transpose(-1, -2)
+    )
     caches = [ScaledCache(codes[:, 1, part], scales[:, 1, part]) for part in (0, 1)]
     kept = [[decode(*encode(each)) for each in part] for part in (keys, values)]
     return caches[0], caches[1], kept[0], kept[1]

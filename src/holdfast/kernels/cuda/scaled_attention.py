@@ -131,9 +131,11 @@ def attend_scaled_queue(
     assert queue.arrived.numel() >= lines * kv_heads * GROUPS
     room = queue_room(tokens, queue.queries, kv_heads, queue.programs)
     assert queue.partial.numel() >= room * heads * (dim + 2)
-    assert key.scales.stride() == value.scales.stride() and key.scales.stride()[1:] == (pages.page_size, 1)
+    assert key.scales.stride() == value.scales.stride() and key.scales.stride(2) == 1
+    assert kv_heads == 1 or key.scales.stride(1) == pages.page_size
     sixteens, rest = divmod(key.scales.stride(0), 16)
-    assert rest == 0 and key.scales.data_ptr() % 16 == value.scales.data_ptr() % 16 == 0
+    unaligned = key.scales.data_ptr() % 16 or value.scales.data_ptr() % 16
+    assert rest == 0 and not unaligned, "the copy engine fetches 16 bytes"
     shape = ScaledShape(dim, heads // kv_heads, kv_heads, pages.page_size)
     kernel = scaled_queue_kernel(shape, query.device.index)
     assert kernel is not None, "takes_scaled_queue supports this shape"

@@ -60,11 +60,15 @@ def prepare_queries(queries):
     power of two so that it is exact in float16 too, whatever its range. Float32 queries stay float32.
     """
     if queries.dtype == tl.float32:
-        return queries, tl.full([queries.shape[0]], 1.0, tl.float32)
-    wide = queries.to(tl.float32)
-    bits = tl.max(tl.abs(wide), axis=1).to(tl.int32, bitcast=True) >> 23
-    bits = tl.minimum(tl.maximum(bits, 1), 253)
-    return (wide * factor_of(254 - bits)[:, None]).to(tl.float16), factor_of(bits)
+        operands = queries
+        factor = tl.full([queries.shape[0]], 1.0, tl.float32)
+    else:
+        wide = queries.to(tl.float32)
+        bits = tl.max(tl.abs(wide), axis=1).to(tl.int32, bitcast=True) >> 23
+        bits = tl.minimum(tl.maximum(bits, 1), 253)
+        operands = (wide * factor_of(254 - bits)[:, None]).to(tl.float16)
+        factor = factor_of(bits)
+    return operands, factor
 
 
 class Launched(NamedTuple):
@@ -90,7 +94,8 @@ class Launched(NamedTuple):
 def launched(key: KvCache, value: KvCache) -> Launched:
     """The arguments of two caches; without scales, other tensors take their place and are not read."""
     if isinstance(key, ScaledCache) and isinstance(value, ScaledCache):
-        assert key.scales.stride() == value.scales.stride() and key.scales.stride(-1) == 1
+        assert key.scales.stride() == value.scales.stride()
+        assert key.scales.shape[-1] == 1 or key.scales.stride(-1) == 1, "the scales of a head are adjacent"
         return Launched(key.codes, value.codes, key.scales, value.scales, True)
     assert isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor), "both have scales, or neither"
     return Launched(key, value, key, value, False)
