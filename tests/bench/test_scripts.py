@@ -17,6 +17,7 @@ SCRIPTS = (
     "cpu.constrained",
     "cpu.engine",
     "cpu.host_step",
+    "cpu.kv_quality",
     "cpu.speculation",
     "gpu.__main__",
     "gpu.kernels",

@@ -29,7 +29,11 @@ def packed(
     shape: Shape, rows: list[Row[Any]], tables: list[int], samples: list[Sample]
 ) -> dict[str, list[Any]]:
     words = np.full(shape.words, -1234, dtype=np.int32)
-    pack(words, shape, rows, tables, samples, PARAMETERS, PADDING)
+    states = [
+        None if row.state is None else (-1 if row.state[0] is None else row.state[0], row.state[1])
+        for row in rows
+    ]
+    pack(words, shape, rows, states, tables, samples, PARAMETERS, PADDING)
     found = views(torch.from_numpy(words), shape)
     return {name: getattr(found, name).tolist() for name in found.__slots__}
 

@@ -86,12 +86,18 @@ class Made:
             return "queue"
 
         monkeypatch.setattr(sharing, "takes_queue", takes)
+        monkeypatch.setattr(sharing, "takes_scaled_queue", lambda *given: takes("scaled", *given))
         monkeypatch.setattr(sharing, "build_queue", build)
-        monkeypatch.setattr(sharing, "Sharing", lambda *given: given)
+        monkeypatch.setattr(sharing, "Sharing", self.share)
 
-    def __call__(self, *mixers: object, device: torch.device = GPU) -> Any:
+    def share(self, *given: object, scaled: bool) -> tuple[object, ...]:
+        return (*given, "scaled") if scaled else given
+
+    def __call__(
+        self, *mixers: object, device: torch.device = GPU, stored: torch.dtype = torch.bfloat16
+    ) -> Any:
         config: Any = SimpleNamespace(layers=[SimpleNamespace(mixers=(mixer,)) for mixer in mixers])
-        return sharing_for(config, LARGEST, 64, torch.bfloat16, device)
+        return sharing_for(config, LARGEST, 64, (torch.bfloat16, stored), device)
 
 
 def test_a_model_whose_full_attention_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +120,27 @@ def test_a_model_whose_layers_differ(monkeypatch: pytest.MonkeyPatch, other: dic
     made = Made(monkeypatch, taken=True)
     assert made(HEADS, replace(HEADS, **other)) == (HEADS, LARGEST, GPU, None)  # type: ignore[arg-type]
     assert not made.asked
+
+
+def test_keys_of_another_type_have_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch, taken=True)
+    assert made(HEADS, stored=torch.float16) == (HEADS, LARGEST, GPU, None)
+    assert not made.asked
+
+
+def test_keys_in_eight_bits_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch, taken=True)
+    assert made(HEADS, stored=torch.float8_e4m3fn) == (HEADS, LARGEST, GPU, "queue", "scaled")
+    assert made.asked == [("scaled", 32, 8, 128, 64, torch.bfloat16, GPU)]
+
+
+def test_the_queue_of_eight_bit_keys_is_for_decode_steps_of_any_size() -> None:
+    largest = largest_of(shapes(256))
+    made = Sharing(HEADS, largest, CPU, queue_of(largest), scaled=True)
+    for shape in shapes(256):
+        pieces, queue = made.lists(shape)
+        assert (queue is None) != shape.decode
+        assert bool(pieces) != shape.decode
 
 
 def test_models_without_keys_to_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from holdfast.engine.step.profiling import row_counts
 from holdfast.engine.tiers.files import layout_identity
 from holdfast.engine.tuning import Choice, StepCost, Tuning
 from holdfast.models.checkpoint import load_model, open_checkpoint
+from holdfast.models.memory import MemoryTypes
 from holdfast.models.model import Model
 from holdfast.models.weights import Placement
 
@@ -33,7 +34,9 @@ class Device:
         self.token_seconds = token_seconds
         self.measured: list[tuple[int, bool]] = []
 
-    def measure(self, model: Model, tokens: int, page_size: int, rows_max: int, *, timed: bool) -> StepCost:
+    def measure(
+        self, model: Model, tokens: int, page_size: int, rows_max: int, types: MemoryTypes, *, timed: bool
+    ) -> StepCost:
         assert page_size in (16, 32, 64) and rows_max
         self.measured.append((tokens, timed))
         if tokens * self.token_bytes > self.free:

@@ -104,10 +104,10 @@ def byte_tokens(text: str) -> list[int]:
     ]
 
 
-def write_model(directory: Path, family: str = "llama") -> Path:
-    """A model directory without weights, to be loaded with dummy ones."""
+def write_model(directory: Path, family: str = "llama", **fields: object) -> Path:
+    """A model directory without weights, to be loaded with dummy ones; `fields` replace some of its own."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps((CONFIGURATIONS | WINDOWED)[family]))
+    (directory / "config.json").write_text(json.dumps((CONFIGURATIONS | WINDOWED)[family] | fields))
     encoder().save(str(directory / "tokenizer.json"))
     described = {"eos_token": MARKS[END], "chat_template": TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(described))

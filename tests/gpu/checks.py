@@ -17,10 +17,12 @@ from tests.gpu.far_checks import check_far
 from tests.gpu.kernel_checks import KERNEL_CHECKS, LIMITS
 from tests.gpu.product_checks import PRODUCT_CHECKS
 from tests.gpu.quantised_checks import check_quantised, check_quantised_experts
+from tests.gpu.scaled_checks import SCALED_CHECKS
 
 CHECKS = {
     **PRODUCT_CHECKS,
     **KERNEL_CHECKS,
+    **SCALED_CHECKS,
     "far": check_far,
     "quantised": check_quantised,
     "quantised_experts": check_quantised_experts,

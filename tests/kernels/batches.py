@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from holdfast.kernels import Batch, build_batch
+from holdfast.kernels import Batch, ScaledCache, build_batch
+from holdfast.kernels.torch.scaled import decode, encode
 
 NAN = float("nan")
 
@@ -74,6 +75,23 @@ def fill_cache(
             kept.append(torch.randn(context, kv_heads, dim, generator=generator).to(device, dtype))
             storage[units, 1, part, offsets] = kept[-1][live]
     return storage, keys, values
+
+
+def scaled_caches(
+    storage: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]
+) -> tuple[ScaledCache, ScaledCache, list[torch.Tensor], list[torch.Tensor]]:
+    """Layer 1 of a filled storage in eight bits, and the keys and values of each row as they are stored.
+
+    Where no token lies, codes are NaN and scales infinite.
+    """
+    codes, scales = encode(storage)
+    scales = torch.where(storage.isnan().any(-1), 255, scales.int()).to(torch.uint8)
+    scales = torch.empty_like(scales.transpose(-1, -2), memory_format=torch.contiguous_format).copy_(
+        scales.transpose(-1, -2)
+    )
+    caches = [ScaledCache(codes[:, 1, part], scales[:, 1, part]) for part in (0, 1)]
+    kept = [[decode(*encode(each)) for each in part] for part in (keys, values)]
+    return caches[0], caches[1], kept[0], kept[1]
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.kernels.batch import QUEUE_FIELDS
+from holdfast.kernels.batch import KEY_BLOCK, QUEUE_FIELDS
 from holdfast.kernels.cuda import products, twelve
-from holdfast.kernels.cuda.attention import Shape
+from holdfast.kernels.cuda.attention import FETCHED, Shape
+from holdfast.kernels.cuda.driver import SWIZZLE_64_BYTES, SWIZZLE_128_BYTES
+from holdfast.kernels.cuda.scaled_attention import ScaledShape
 from holdfast.kernels.torch.activation import Activation, activate
+from holdfast.kernels.torch.scaled import decode
 
 Address = int | None
 
@@ -27,12 +30,21 @@ class TensorMap(NamedTuple):
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     block: tuple[int, ...]
+    swizzle: int = SWIZZLE_128_BYTES
 
     def tensor(self) -> torch.Tensor:
         """The bfloat16 tensor that the copy engine would see, outermost dimension first."""
         strides = (1, *self.strides)
         extent = 1 + sum((size - 1) * stride for size, stride in zip(self.sizes, strides, strict=True))
         return memory(self.data, extent, torch.bfloat16).as_strided(self.sizes[::-1], strides[::-1])
+
+    def codes(self) -> torch.Tensor:
+        """The same as bytes [units, page, key heads, dim], two of them an element."""
+        token, head, unit = (2 * stride for stride in self.strides)
+        pairs, page, heads, units = self.sizes
+        extent = 2 * pairs + (page - 1) * token + (heads - 1) * head + (units - 1) * unit
+        shape, strides = (units, page, heads, 2 * pairs), (unit, token, head, 1)
+        return memory(self.data, extent, torch.uint8).as_strided(shape, strides)
 
 
 def memory(address: Address, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -143,17 +155,21 @@ class TwelveBitProduct(Kernel):
 class Attention(Kernel):
     """`source/attention.cu` for one shape: a softmax over each listed piece, merged tile by tile."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape | ScaledShape) -> None:
         super().__init__()
         self.shape = shape
 
     def run(self, programs: int, maps: tuple[TensorMap, ...], values: Sequence[Any]) -> None:
-        query, out, sinks, table, listed, _, _, _, lines, stride, scale = values
-        kv_heads, dim, page = self.shape.kv_heads, self.shape.dim, self.shape.page_size
-        heads = kv_heads * self.shape.group
         assert programs > 0 and [each.data for each in maps[:2]] == [each.data for each in maps[2:]]
         # [units, key heads, halves, page, 64] -> [units, page, key heads, dim]
         keys, values_of = (each.tensor().permute(0, 3, 1, 2, 4).flatten(3).float() for each in maps[:2])
+        self.attend(keys, values_of, values)
+
+    def attend(self, keys: torch.Tensor, values_of: torch.Tensor, values: Sequence[Any]) -> None:
+        """Attention over keys and values [units, page, key heads, dim]."""
+        query, out, sinks, table, listed, _, _, _, lines, stride, scale = values
+        kv_heads, dim, page = self.shape.kv_heads, self.shape.dim, self.shape.page_size
+        heads = kv_heads * self.shape.group
         pieces = memory(listed, lines * QUEUE_FIELDS, torch.int32).view(lines, QUEUE_FIELDS).tolist()
         logits = None if sinks is None else memory(sinks, heads, torch.float32)
         partial: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
@@ -181,3 +197,25 @@ class Attention(Kernel):
             assert isinstance(result, torch.Tensor)
             place = memory(out + 2 * token * heads * dim, tokens * heads * dim, torch.bfloat16)
             place.copy_(result.bfloat16().flatten())
+
+
+class ScaledAttention(Attention):
+    """`source/scaled_attention.cu` for one shape: the same over codes and scales, for one-token rows."""
+
+    def run(self, programs: int, maps: tuple[TensorMap, ...], values: Sequence[Any]) -> None:
+        *shared, key_scales, value_scales, sixteens = values
+        page, dim = self.shape.page_size, self.shape.dim
+        assert programs > 0
+        for each, keys in zip(maps, (KEY_BLOCK, KEY_BLOCK, FETCHED, FETCHED), strict=True):
+            assert each.block == (dim // 2, min(keys, page), 1, 1)
+            assert each.swizzle == (SWIZZLE_128_BYTES if dim == 128 else SWIZZLE_64_BYTES)
+        numbers = []
+        for each, address in zip(maps[:2], (key_scales, value_scales), strict=True):
+            codes = each.codes()
+            units, unit = codes.shape[0], 16 * sixteens
+            extent = (units - 1) * unit + self.shape.kv_heads * page
+            shape = (units, page, self.shape.kv_heads)
+            numbers.append(
+                decode(codes, memory(address, extent, torch.uint8).as_strided(shape, (unit, 1, page)))
+            )
+        self.attend(numbers[0], numbers[1], shared)

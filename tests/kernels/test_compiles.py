@@ -124,12 +124,13 @@ print("compiled")
 ATTENTION = """
 import holdfast.kernels.triton.attention as attention
 import holdfast.kernels.triton.pieces as pieces
-from holdfast.kernels import Pieces, build_batch, tile_count
+from holdfast.kernels import Pieces, ScaledCache, build_batch, tile_count
 from holdfast.kernels.batch import PIECE_FIELDS
 
-most, dim = int(sys.argv[1]) << 10, int(sys.argv[2])
+most, dim, scaled = int(sys.argv[1]) << 10, int(sys.argv[2]), int(sys.argv[3])
 attention.roomy = pieces.roomy = lambda index: most >= 160 << 10
-attention.overlap = pieces.overlap = lambda query: {"OVERLAP": True, "launch_pdl": True}
+hopper = {"OVERLAP": True, "launch_pdl": True}
+attention.overlap = pieces.overlap = lambda query: hopper if capability == 90 else {"OVERLAP": False}
 attention.processors = lambda index: 132
 page, heads, kv_heads = 16, 8, 2
 needed = []
@@ -160,8 +161,12 @@ for counts, start, window, listed in (
         batch.pieces = tuple(Pieces(fields, arrived, queries, 9) for queries in (4, 16))
     query = torch.zeros(sum(counts), heads, dim, dtype=torch.bfloat16)
     cache = torch.zeros(4, 2, page, kv_heads, dim, dtype=torch.bfloat16)
+    caches = cache[:, 0], cache[:, 1]
+    if scaled:
+        codes, scales = cache.view(torch.uint8)[..., :dim], torch.zeros(4, kv_heads, page, dtype=torch.uint8)
+        caches = [ScaledCache(codes[:, part], scales) for part in range(2)]
     held = batch.full or batch.window
-    attention.attend(query, cache[:, 0], cache[:, 1], held, batch, scale=1.0, window=window)
+    attention.attend(query, *caches, held, batch, scale=1.0, window=window)
 assert max(needed) <= most, needed
 print("compiled")
 """
@@ -321,7 +326,15 @@ def test_copies_of_units_compile(compiles: Compiles) -> None:
 @pytest.mark.parametrize("kibibytes", [99, pytest.param(227, marks=pytest.mark.soak)])
 def test_attention_of_wide_heads_fits_into_the_shared_memory(compiles: Compiles, kibibytes: int) -> None:
     """That of the GPUs of compute capability 8.9 and 9.0."""
-    compiles(ATTENTION, kibibytes, 256)
+    compiles(ATTENTION, kibibytes, 256, 0)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dim"),
+    [(90, 128), pytest.param(90, 256, marks=pytest.mark.soak), pytest.param(89, 64, marks=pytest.mark.soak)],
+)
+def test_attention_over_eight_bits_compiles(compiles: Compiles, capability: int, dim: int) -> None:
+    compiles(ATTENTION, 227 if capability == 90 else 99, dim, 1, capability=capability)
 
 
 def test_lists_of_pieces_compile(compiles: Compiles) -> None:

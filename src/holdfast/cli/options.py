@@ -121,6 +121,18 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         choices=CHOICES["dtype"],
     ),
     Option(
+        "kv_dtype",
+        str,
+        "Data type of the KV cache: auto (the model's), float32, bfloat16, float16, or fp8 (8 bits).",
+        choices=CHOICES["kv_dtype"],
+    ),
+    Option(
+        "state_dtype",
+        str,
+        "Data type of recurrent states that no turn computes with: auto, float32, or int8 (8 bits).",
+        choices=CHOICES["state_dtype"],
+    ),
+    Option(
         "load_format", str, "Weights to load: auto, or dummy for random ones.", choices=CHOICES["load_format"]
     ),
     Option(

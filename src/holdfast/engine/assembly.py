@@ -27,7 +27,7 @@ from holdfast.engine.step.speculation import Speculator
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tiers.disk import DiskTier
-from holdfast.engine.tiers.files import layout_identity
+from holdfast.engine.tiers.files import MemoryForm, layout_identity
 from holdfast.engine.tiers.session_memory import SessionMemory
 from holdfast.engine.tiers.snapshots import SnapshotStore
 from holdfast.engine.tools.choose import Chosen
@@ -77,7 +77,8 @@ def build_loop(
             model, setup.memory_plan, tuning.max_running, live.stream_of, ahead=speculator is None
         )
         layout = layout_identity(tuning.page_size, setup.memory_plan.layout, model.memory_shape, model.dtype)
-        snapshots = open_snapshots(options, identity.weights, layout, session_log, clock)
+        form = MemoryForm(layout, str(memory_plan.types))
+        snapshots = open_snapshots(options, identity.weights, form, session_log, clock)
     scheduler = Scheduler(
         _ledger(setup, snapshots),
         _policy(model, options, tuning),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -21,8 +22,9 @@ from holdfast.engine.step.graphs import small_step_of
 from holdfast.engine.step.profiling import measure_step
 from holdfast.engine.tuning import Choice, StepCost, Tuning, stated
 from holdfast.models.available import available_bytes
+from holdfast.models.fp8 import stays as multiplies_fp8
 from holdfast.models.layout import MemoryShape
-from holdfast.models.memory import UnitCounts
+from holdfast.models.memory import FP8, MemoryTypes, UnitCounts
 from holdfast.models.model import Model, ModelDescription
 
 SESSIONS_PLANNED_MAX = 4096
@@ -38,6 +40,7 @@ _SIZE_OPTIONS = {
     Component.STATE: "state_slots",
 }
 SLOTS_PER_SESSION = 3  # At rest one; while a turn runs two; a checkpoint.
+SLOTS_PER_TURN = 2  # In full precision: of a turn, and of one whose last token is computed beside it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,9 @@ class MemoryPlan:
     sessions: int
     disk: UnitCounts
     tuning: Tuning
+    types: MemoryTypes
+    running_states: int = 0
+    """Slots of states in full precision, where states rest in eight bits."""
 
     def sizes(self) -> dict[tuple[Component, Tier], int]:
         """The sizes of the core's pools."""
@@ -77,6 +83,8 @@ class MemoryPlan:
             kind = "slots" if component is Component.STATE else f"pages of {self.layout.page_size} tokens"
             size = units * self.unit_bytes[component] / 2**20
             lines.append(f"{component.name.lower()}: {units} {kind}, {size:.0f} MiB")
+        if str(self.types):
+            lines.append(f"types of memory: {self.types}")
         lines.append(f"room for {self.sessions} sessions of {self.session_tokens} tokens on the device")
         return [*lines, *self.tuning.lines()]
 
@@ -93,7 +101,8 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
     layout = MemoryLayout(
         page_size.value, full=shape.full is not None, window=window, state=shape.state is not None
     )
-    weights = unit_bytes(shape, page_size.value, torch.finfo(model.dtype).bits // 8)
+    types = memory_types(model, options)
+    weights = unit_bytes(shape, page_size.value, types)
     session_tokens = min(options.session_tokens, model.context_length)
     needs = session_units(layout, session_tokens)
     each = sum(needs[component] * weights[component] for component in layout.components)
@@ -103,10 +112,11 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
         Component.STATE: options.state_slots,
     }
     sizing = any(asked[component] is None for component in layout.components)
-    step, working = _step_size(model, options, page_size.value, sizing)
-    fitting = 1
+    step, working = _step_size(model, options, page_size.value, types, sizing)
+    fitting, pool = 1, _pool_bytes(model, options, working) if sizing else 0
+    awake = _states_awake(model, options, types, pool)
     if sizing:
-        fitting = max(1, min(SESSIONS_PLANNED_MAX, _pool_bytes(model, options, working) // each))
+        fitting = max(1, min(SESSIONS_PLANNED_MAX, (pool - awake.bytes) // each))
     units: dict[Component, int] = {}
     for component in layout.components:
         size = asked[component]
@@ -121,8 +131,11 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
     host = tier_units(needs, weights, options.host_memory)
     if isinstance(model, Model):
         room = {component: units[component] * weights[component] for component in units}
+        if awake.bytes:
+            room[Component.STATE] += awake.bytes
         _check_room(model.device, room, [name for name in room if asked[name] is not None], options)
     disk = tier_units(needs, weights, min(disk_bytes(options), disk_most))
+    tuned = _tune(model, options, layout, units, page_size, step, awake.turns)
     return MemoryPlan(
         layout,
         UnitCounts(*(units.get(component, 0) for component in Component)),
@@ -131,8 +144,41 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
         session_tokens,
         sessions,
         UnitCounts(*(disk.get(component, 0) for component in Component)),
-        _tune(model, options, layout, units, page_size, step),
+        tuned,
+        types,
+        SLOTS_PER_TURN * tuned.max_running if types.rested else 0,
     )
+
+
+class _Awake(NamedTuple):
+    """Turns for whose states there is room in full precision, and the bytes of that; None: any number."""
+
+    turns: int | None = None
+    bytes: int = 0
+
+
+def _states_awake(model: ModelDescription, options: EngineOptions, types: MemoryTypes, pool: int) -> _Awake:
+    """Room for states in full precision, where others rest in eight bits: at most a quarter of the pools."""
+    state = model.memory_shape.state
+    if state is None or not types.rested:
+        return _Awake()
+    each = SLOTS_PER_TURN * state.bytes_per_slot(types.plain.itemsize)
+    turns = options.max_running
+    if turns is None:
+        most = tuning.GPU_RUNNING if model.device.type == "cuda" else tuning.CPU_RUNNING
+        turns = max(tuning.RUNNING_MIN, min(most, pool // 4 // each)) if pool else most
+    return _Awake(turns, turns * each)
+
+
+def memory_types(model: ModelDescription, options: EngineOptions) -> MemoryTypes:
+    """The types of a model's memory, as the options state them."""
+    name = options.kv_dtype
+    kinds = {"auto": model.dtype, "fp8": FP8, "fp8_e4m3": FP8}
+    kv = kinds[name] if name in kinds else getattr(torch, name)
+    if kv == FP8 and model.device.type == "cuda" and not multiplies_fp8(model.device):
+        raise OptionError("kv_dtype", f"{name} needs a GPU of compute capability 8.9 or later")
+    rested = options.state_dtype == "int8" and model.memory_shape.state is not None
+    return MemoryTypes(model.dtype, kv, rested)
 
 
 def _tune(
@@ -142,6 +188,7 @@ def _tune(
     units: dict[Component, int],
     page_size: Choice,
     step: Choice,
+    awake: int | None,
 ) -> Tuning:
     """The sizes that follow from those of the pools."""
     on_gpu = model.device.type == "cuda"
@@ -152,6 +199,8 @@ def _tune(
     running = stated(options.max_running) or tuning.choose_running(
         on_gpu, None if full is None else full * layout.page_size, window_turns, slots
     )
+    if awake is not None and running.value > awake:
+        running = Choice(awake, "one for two states in full precision")
     small = small_step_of(model) if isinstance(model, Model) else step.value
     return Tuning.of(
         page_size=page_size,
@@ -165,7 +214,7 @@ def _tune(
 
 
 def _step_size(
-    model: ModelDescription, options: EngineOptions, page_size: int, sizing: bool
+    model: ModelDescription, options: EngineOptions, page_size: int, types: MemoryTypes, sizing: bool
 ) -> tuple[Choice, int]:
     """The tokens of the largest step, and on a GPU the memory that it takes beside weights and pools.
 
@@ -178,20 +227,20 @@ def _step_size(
         return given, 0
     rows = options.max_running or tuning.GPU_RUNNING
     if given is not None:
-        return given, measure_step(model, given.value, page_size, rows, timed=False).bytes
-    free, cost = free_bytes(model.device), _largest_step(model, page_size, rows)
+        return given, measure_step(model, given.value, page_size, rows, types, timed=False).bytes
+    free, cost = free_bytes(model.device), _largest_step(model, page_size, rows, types)
     step = tuning.choose_step(True, cost, free)
     if step.value == cost.tokens:
         return step, cost.bytes
-    return step, measure_step(model, step.value, page_size, rows, timed=False).bytes
+    return step, measure_step(model, step.value, page_size, rows, types, timed=False).bytes
 
 
-def _largest_step(model: Model, page_size: int, rows: int) -> StepCost:
+def _largest_step(model: Model, page_size: int, rows: int, types: MemoryTypes) -> StepCost:
     """The cost of the largest default step, or of the largest smaller one that the device has memory for."""
     tokens = tuning.GPU_STEP_TOKENS
     while True:
         try:
-            return measure_step(model, tokens, page_size, rows, timed=True)
+            return measure_step(model, tokens, page_size, rows, types, timed=True)
         except torch.OutOfMemoryError:
             if tokens <= tuning.STEP_TOKENS_MIN:
                 raise
@@ -260,15 +309,15 @@ def tier_units(needs: dict[Component, int], weights: dict[Component, int], room:
     return {**single, **shared} if shared else {}
 
 
-def unit_bytes(shape: MemoryShape, page_size: int, element_bytes: int) -> dict[Component, int]:
+def unit_bytes(shape: MemoryShape, page_size: int, types: MemoryTypes) -> dict[Component, int]:
     """Bytes of a unit of each component."""
     weights: dict[Component, int] = {}
     if shape.full is not None:
-        weights[Component.FULL] = shape.full.bytes_per_page(page_size, element_bytes)
+        weights[Component.FULL] = types.page_bytes(shape.full, page_size)
     if shape.window is not None:
-        weights[Component.WINDOW] = shape.window.bytes_per_page(page_size, element_bytes)
+        weights[Component.WINDOW] = types.page_bytes(shape.window, page_size)
     if shape.state is not None:
-        weights[Component.STATE] = shape.state.bytes_per_slot(element_bytes)
+        weights[Component.STATE] = types.slot_bytes(shape.state)
     return weights
 
 

@@ -61,6 +61,8 @@ MOST: Mapping[str, int] = {
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "kv_dtype": ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3"),
+    "state_dtype": ("auto", "float32", "int8"),
     "load_format": ("auto", "dummy"),
     "durability": ("off", "commit", "fsync"),
     "speculate": ("none", "ngram"),
@@ -101,6 +103,8 @@ class OptionError(ValueError):
 class EngineOptions:
     """How an engine is set up. None means: derived from the model and the machine (tuning.py).
 
+    `kv_dtype` is the type of keys and values in memory: the model's own, or eight bits (`fp8`). `state_dtype`
+    is the type of recurrent states that no turn computes with: as those of turns, or eight bits (`int8`).
     A step has at most `step_tokens` tokens, `chunk_tokens` of one turn, and `mixed_tokens` beside answers.
     `kv_tokens`, `window_tokens` and `state_slots` size the pools; without them the pools are sized for
     sessions of `session_tokens` tokens. `host_memory` is in bytes. With a `journal` (a file, or the URL of a
@@ -120,6 +124,8 @@ class EngineOptions:
 
     device: str = "auto"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
+    state_dtype: str = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
     context_length: int | None = None
     page_size: int | None = None

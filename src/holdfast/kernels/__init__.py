@@ -9,7 +9,8 @@ says otherwise. Models and the executor call these functions; the rest of the pu
 Conventions, for all functions:
 
 - The T tokens of all rows are concatenated; `batch` says which row each belongs to.
-- Paged KV of one layer is two views `[units, page_size, kv_heads, dim]` into unit-major storage.
+- Paged KV of one layer is two views `[units, page_size, kv_heads, dim]` into unit-major storage, in the
+  model's dtype or another; or two `ScaledCache`s, in eight bits.
 - A recurrent state of one layer is a view `[slots, ...]`; a row reads slot `state_source` (-1: zeros) and
   writes slot `state_destination`; a source that is not also the destination is unchanged.
 - Arithmetic is float32, results have the dtype of the first input.
@@ -34,10 +35,12 @@ from holdfast.kernels.batch import (
 )
 from holdfast.kernels.cuda.attention import build_queue, takes_queue
 from holdfast.kernels.cuda.products import takes_products
+from holdfast.kernels.cuda.scaled_attention import takes_scaled_queue
 from holdfast.kernels.cuda.twelve import TwelveBits, pack_weight, packed_size
 from holdfast.kernels.dispatch import configure, implementation
 from holdfast.kernels.parameters import Mamba2Weights, Rotation, StepTables, TokenMasks
 from holdfast.kernels.quantised import QuantisedWeight
+from holdfast.kernels.scaled import KvCache, ScaledCache
 from holdfast.kernels.settings import KernelSettings
 from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp
 
@@ -47,6 +50,7 @@ __all__ = [
     "Batch",
     "Clamp",
     "KernelSettings",
+    "KvCache",
     "Least",
     "Mamba2Weights",
     "Pages",
@@ -54,6 +58,7 @@ __all__ = [
     "Pieces",
     "QuantisedWeight",
     "Rotation",
+    "ScaledCache",
     "StepTables",
     "TokenMasks",
     "TwelveBits",
@@ -82,6 +87,7 @@ __all__ = [
     "packed_size",
     "prepare_step",
     "relu_squared",
+    "rest_states",
     "rms_norm",
     "rms_norm_gated",
     "rms_norm_residual",
@@ -91,7 +97,9 @@ __all__ = [
     "swiglu_clamped",
     "takes_products",
     "takes_queue",
+    "takes_scaled_queue",
     "tile_count",
+    "wake_states",
     "write_kv",
 ]
 
@@ -217,8 +225,8 @@ def linear_quantised(
 def write_kv(
     key: torch.Tensor,
     value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    key_cache: KvCache,
+    value_cache: KvCache,
     slots: torch.Tensor,
 ) -> None:
     """Write key and value [T, kv_heads, dim] of each token to its slot (`Pages.slots`)."""
@@ -229,8 +237,8 @@ def rotate_and_write(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    key_cache: KvCache,
+    value_cache: KvCache,
     slots: torch.Tensor,
     positions: torch.Tensor,
     rotation: Rotation,
@@ -247,8 +255,8 @@ def rotate_and_write(
 
 def attend(
     query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    key_cache: KvCache,
+    value_cache: KvCache,
     pages: Pages,
     batch: Batch,
     *,
@@ -390,6 +398,32 @@ def move_units(
     One of the storages may be pinned host memory; the indices are on the device of the other.
     """
     implementation(sources).move_units(source, sources, target, destinations)
+
+
+def rest_states(
+    running: torch.Tensor,
+    slots: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    places: torch.Tensor,
+) -> None:
+    """Put states to rest in eight bits: `slots[i]` of `running` to `places[i]` of `codes` and `scales`.
+
+    `running` float32 [slots, ..., state_dim] and `codes` int8 [places, ..., state_dim] are contiguous, all
+    layers at once; `scales` float32 [places, ...] has one for each row. A row with NaN has a scale of NaN.
+    """
+    implementation(running).rest_states(running, slots, codes, scales, places)
+
+
+def wake_states(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    places: torch.Tensor,
+    running: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """Wake states from where `rest_states` put them: `places[i]` to `slots[i]` of `running`."""
+    implementation(running).wake_states(codes, scales, places, running, slots)
 
 
 def carry(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ from holdfast.kernels import settings
 from holdfast.kernels.cpu.library import library
 from holdfast.kernels.cuda.attention import queue_kernel
 from holdfast.kernels.cuda.driver import machine_of
+from holdfast.kernels.cuda.scaled_attention import scaled_queue_kernel
 
 
 @cache
@@ -33,5 +34,5 @@ def configure(chosen: settings.KernelSettings) -> None:
     if chosen == settings.chosen():
         return
     settings.choose(chosen)
-    for decided in (library, machine_of, queue_kernel):
+    for decided in (library, machine_of, queue_kernel, scaled_queue_kernel):
         decided.cache_clear()

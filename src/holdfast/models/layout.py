@@ -14,6 +14,8 @@ from holdfast.models.fields import ConfigurationError
 
 STATE_ELEMENT_BYTES = 4
 """Recurrent states are float32 whatever the model's dtype: they accumulate over the whole session."""
+SCALE_BYTES = 4
+"""Bytes of the scale of a row of a state at rest in eight bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +26,9 @@ class PageShape:
     kv_heads: int
     head_dim: int
 
-    def bytes_per_page(self, page_size: int, element_bytes: int) -> int:
-        """Bytes of one page: keys and values of all the component's layers."""
-        return self.layers * 2 * page_size * self.kv_heads * self.head_dim * element_bytes
+    def bytes_per_page(self, page_size: int, element_bytes: int, scale_bytes: int = 0) -> int:
+        """Bytes of one page: keys and values of all the component's layers, and a scale of each head."""
+        return self.layers * 2 * page_size * self.kv_heads * (self.head_dim * element_bytes + scale_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,12 @@ class StateShape:
         """Bytes of one slot; the convolution part is in the model's dtype, the rest in float32."""
         convolution = self.convolution_channels * self.convolution_width * element_bytes
         recurrent = self.heads * self.head_dim * self.state_dim * STATE_ELEMENT_BYTES
+        return self.layers * (convolution + recurrent)
+
+    def bytes_per_rested_slot(self, element_bytes: int) -> int:
+        """Bytes of one slot at rest: a byte for each element of the recurrent part, a scale for each row."""
+        convolution = self.convolution_channels * self.convolution_width * element_bytes
+        recurrent = self.heads * self.head_dim * (self.state_dim + SCALE_BYTES)
         return self.layers * (convolution + recurrent)
 
 

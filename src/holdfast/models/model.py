@@ -20,7 +20,7 @@ from holdfast.models.fp8 import Fp8Linear
 from holdfast.models.fused import fuse
 from holdfast.models.layout import MemoryShape, memory_shape
 from holdfast.models.linear import DenseLinear
-from holdfast.models.memory import Memory, UnitCounts
+from holdfast.models.memory import Memory, MemoryTypes, UnitCounts
 from holdfast.models.quantised.products import QuantisedLinear
 from holdfast.models.weights import WeightReader
 
@@ -86,16 +86,16 @@ class Model:
             linear.pack()
         return sum(linear.bytes for linear in self._dense) - before
 
-    def memory(self, counts: UnitCounts, page_size: int) -> Memory:
-        """Storage for this model's sequences, in its dtype and on its device."""
-        return Memory(self.memory_shape, counts, page_size, self.dtype, self.device)
+    def memory(self, counts: UnitCounts, page_size: int, types: MemoryTypes | None = None) -> Memory:
+        """Storage for this model's sequences on its device, in its dtype unless `types` says otherwise."""
+        return Memory(self.memory_shape, counts, page_size, types or MemoryTypes.of(self.dtype), self.device)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, memory: Memory) -> Tensor:
         """The normed hidden state of every token of the batch, [tokens, width]."""
         epsilon, multiplier = self.config.norm_epsilon, self.config.residual_multiplier
         residual = self._embedding(batch.tokens)
-        if self._fused is not None:
+        if self._fused is not None and memory.types.kv == self.dtype:
             return self._fused(residual, batch, memory)
         change: Tensor | None = None
         for block in self._blocks:

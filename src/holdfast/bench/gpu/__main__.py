@@ -32,6 +32,7 @@ import torch
 from holdfast.bench import constrained
 from holdfast.bench.gpu import timings
 from holdfast.bench.gpu.graphs import measure_ceilings, require_gpu
+from holdfast.bench.gpu.kv8 import measure_kv8
 from holdfast.bench.gpu.report import note, report
 from holdfast.bench.gpu.roofline import Roofline
 from holdfast.bench.gpu.shapes import SHAPES, dense_only, shaped_model, to_fp8
@@ -63,7 +64,9 @@ SESSION_RUNS = 3
 CONSTRAINED_RUNS = 7
 """More, since each run has other texts, of which more or less is forced."""
 
-PARTS = ["decode", "turns", "prefill", "sessions", "constrained", "tiers", "defaults", "dense", "fp8"]
+PARTS = ["decode", "turns", "prefill", "sessions", "constrained", "tiers", "defaults", "dense", "kv8", "fp8"]
+SHARED_PARTS = frozenset({"decode", "turns", "prefill", "sessions", "constrained"})
+"""The parts that are measured with one engine loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,19 +140,16 @@ def measure_tiers(name: str, model: Model) -> None:
         note(name, f"{measure} 32768", value, "ms")
 
 
-def measure(name: str, chosen: Selection, bandwidth: float) -> None:
-    """All selected parts of one model."""
-    begun = time.perf_counter()
-    before = torch.cuda.memory_allocated()
-    model = shaped_model(SHAPES[name])
-    roofline = Roofline(model, torch.cuda.memory_allocated() - before, bandwidth)
+def measure_steps(name: str, model: Model, chosen: Selection, roofline: Roofline) -> None:
+    """The selected parts that share one engine loop."""
     options = dict(OPTIONS)
     if model.memory_shape.state is not None:
         options |= {"state_slots": STATE_SLOTS, "kv_tokens": 200_000}
+    begun = time.perf_counter()
     loop = open_loop(model, False, **options)
-    loaded = time.perf_counter()
+    built = time.perf_counter()
     capture_graphs(loop)
-    report(model=name, loaded_s=round(loaded - begun, 1), captured_s=round(time.perf_counter() - loaded, 1))
+    report(model=name, built_s=round(built - begun, 1), captured_s=round(time.perf_counter() - built, 1))
     in_use = torch.cuda.memory_allocated()
     with few_collections():
         if "decode" in chosen.parts:
@@ -165,10 +165,22 @@ def measure(name: str, chosen: Selection, bandwidth: float) -> None:
     for batch in chosen.profiled:
         for kernel, took, count in timings.kernel_times(loop, batch)[:24]:
             report(model=name, profile=batch, kernel=kernel, us=round(took, 1), launches=count)
-    del loop
+    report(model=name, in_use_gib=round(in_use / 2**30, 1))
+
+
+def measure(name: str, chosen: Selection, bandwidth: float) -> None:
+    """All selected parts of one model."""
+    begun = time.perf_counter()
+    before = torch.cuda.memory_allocated()
+    model = shaped_model(SHAPES[name])
+    roofline = Roofline(model, torch.cuda.memory_allocated() - before, bandwidth)
+    report(model=name, loaded_s=round(time.perf_counter() - begun, 1))
+    if chosen.profiled or not SHARED_PARTS.isdisjoint(chosen.parts):
+        measure_steps(name, model, chosen, roofline)
     gc.collect()
     torch.cuda.empty_cache()
-    report(model=name, in_use_gib=round(in_use / 2**30, 1), planned=planned(model))
+    if set(chosen.parts) != {"kv8"}:  # which plans by itself
+        report(model=name, planned=planned(model))
     if "tiers" in chosen.parts:
         measure_tiers(name, model)
     if "defaults" in chosen.parts:
@@ -177,6 +189,8 @@ def measure(name: str, chosen: Selection, bandwidth: float) -> None:
         torch.cuda.empty_cache()
     if "dense" in chosen.parts and name == "qwen3-8b":
         measure_dense(name, model)
+    if "kv8" in chosen.parts:
+        measure_kv8(name, model)
     if "fp8" in chosen.parts and name == "qwen3-8b":
         measure_fp8(name, model)
 

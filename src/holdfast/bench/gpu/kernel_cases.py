@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from holdfast import kernels
 from holdfast.bench.gpu.key_lists import allocate_pieces, allocate_queue, has_queue
-from holdfast.kernels import Batch, Mamba2Weights, Pages, Rotation
+from holdfast.kernels import Batch, Mamba2Weights, Pages, Rotation, ScaledCache
 
 BF16 = torch.bfloat16
 Reader = Literal["library", "ours", "twelve"]
@@ -126,6 +126,23 @@ def attention(
     listed = "" if way == "alone" else f" {way}"
     shape = f"{label} {heads.heads}/{heads.kv_heads}x{heads.dim} page {page_size}{listed}"
     return Case("attend", shape, call, moved, 4.0 * seen * heads.heads * heads.dim, 5 if moved > 4e9 else 20)
+
+
+def scaled_attention(rows: int, context: int, page_size: int, heads: Heads, way: Way) -> Case:
+    """One-token rows over keys and values in eight bits."""
+    batch, units = batch_of([1] * rows, context - 1, page_size)
+    share_keys(batch, heads, way)
+    shape = (units, 2, page_size, heads.kv_heads, heads.dim)
+    codes = torch.randint(0, 120, shape, dtype=torch.uint8, device="cuda")
+    scales = torch.full((units, 2, heads.kv_heads, page_size), 120, dtype=torch.uint8, device="cuda")
+    caches = [ScaledCache(codes[:, part], scales[:, part]) for part in range(2)]
+    query = random_tensor(rows, heads.heads, heads.dim)
+    assert batch.full is not None
+    call = partial(kernels.attend, query, *caches, batch.full, batch, scale=heads.dim**-0.5)
+    moved = rows * context * 2 * heads.kv_heads * (heads.dim + 1) + 2 * query.numel() * 2
+    label = f"decode {rows} x {context} {heads.heads}/{heads.kv_heads}x{heads.dim} page {page_size} {way}"
+    operations = 4.0 * rows * context * heads.heads * heads.dim
+    return Case("attend fp8", label, call, moved, operations, 5 if moved > 4e9 else 20)
 
 
 def norm(tokens: int) -> Case:
@@ -331,6 +348,8 @@ def cases(only: str) -> Iterator[Callable[[], Case]]:
         ([1] * 24, 8191, "decode 24 x 8192"),
     ):
         makers += [("attend", partial(attention, counts, start, 64, DENSE, label, way)) for way in ways]
+    for rows, context in ((4, 1300), (64, 1300), (24, 8192), (64, 8192), (1, 32768)):
+        makers += [("attend fp8", partial(scaled_attention, rows, context, 64, DENSE, way)) for way in ways]
     for tokens in (1, 64, 256, 8192):
         makers += [
             (n, partial(f, tokens)) for n, f in (("norm", norm), ("norm", gated_norm), ("swiglu", swiglu))

@@ -33,7 +33,7 @@ from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tiers.back_off import BackOff
 from holdfast.engine.tiers.disk import DiskTier
-from holdfast.engine.tiers.files import SnapshotFiles
+from holdfast.engine.tiers.files import MemoryForm, SnapshotFiles
 from holdfast.engine.tiers.snapshots import SnapshotStore
 
 log = logging.getLogger("holdfast.journal")
@@ -77,11 +77,11 @@ def open_journal(
 
 
 def open_snapshots(
-    options: EngineOptions, model: str, layout: str, session_log: SessionLog, clock: Callable[[], float]
+    options: EngineOptions, model: str, form: MemoryForm, session_log: SessionLog, clock: Callable[[], float]
 ) -> SnapshotStore | None:
     """The snapshot directory that the options name, if they name one, locked for this engine.
 
-    `model` and `layout` identify the weights and the form of the memory.
+    `model` identifies the weights and `form` the form of the memory.
     """
     if options.disk is None:
         return None
@@ -92,7 +92,7 @@ def open_snapshots(
         if session_log.journal is not None:
             session_log.journal.close()
         raise
-    return SnapshotStore(files, limit, model, layout, session_log, BackOff(clock, session_log))
+    return SnapshotStore(files, limit, model, form, session_log, BackOff(clock, session_log))
 
 
 def _open_files(directory: Path) -> SnapshotFiles:

@@ -67,6 +67,7 @@ from holdfast.engine.tiers.host import HostTier, copier_for
 from holdfast.kernels import Batch, TokenMasks
 from holdfast.models.memory import Memory, UnitCounts
 from holdfast.models.model import Model
+from holdfast.models.resting import RowState
 
 PROMPT_ROWS = 128
 """Prompt tokens whose logits are computed at a time: a GPU may lack memory for those of a long chunk."""
@@ -145,13 +146,15 @@ class Executor:
         # One more unit of each component for the padding of captured batches, unknown to the core.
         counts = memory.device
         self.memory = model.memory(
-            UnitCounts(counts.full + 1, counts.window + 1, counts.state + 1), memory.layout.page_size
+            UnitCounts(counts.full + 1, counts.window + 1, counts.state + 1, memory.running_states + 1),
+            memory.layout.page_size,
+            memory.types,
         )
         self._reserved = counts
         self.host = None
         if memory.host.full or memory.host.window or memory.host.state:
             self.host = Memory(
-                model.memory_shape, memory.host, memory.layout.page_size, model.dtype, torch.device("cpu")
+                model.memory_shape, memory.host, memory.layout.page_size, memory.types, torch.device("cpu")
             )
         self.tables = BlockTables(model.device, memory.layout.full, memory.layout.window > 0)
         self.sampler = BatchSampler(rows_max, model.config.vocabulary, model.device)
@@ -161,10 +164,15 @@ class Executor:
         self._staging = Staging(model.device)
         self._staging.pin(self.host)
         self.host_tier = HostTier(self.memory, self.host, copier_for(model.device))
-        self._padding = Padding(counts.state, self.sampler.padding_row, UNUSED_ROW)
+        padding_state = memory.running_states if memory.types.rested else counts.state
+        self._padding = Padding(padding_state, self.sampler.padding_row, UNUSED_ROW)
         self._context_max = min(model.context_length, memory.tokens_max)
         self._sharing = sharing_for(
-            model.config, largest_of(shapes(rows_max)), memory.layout.page_size, model.dtype, model.device
+            model.config,
+            largest_of(shapes(rows_max)),
+            memory.layout.page_size,
+            (model.dtype, memory.types.kv),
+            model.device,
         )
         self._graphs: StepGraphs | None = None
         self._sampler_rows: dict[int, tuple[int, int]] = {}
@@ -279,7 +287,10 @@ class Executor:
             destinations.append(copy.destination)
         for component, (sources, destinations) in by_component.items():
             units = self._integers(sources), self._integers(destinations)
-            for storage in self.memory.storage(component.name.lower()):
+            name = component.name.lower()
+            self.memory.settle(name, sources)
+            self.memory.overwritten(name, destinations)
+            for storage in self.memory.storage(name):
                 kernels.copy_units(storage, *units)
 
     def _compute(self, plan: Plan, flight: Flight) -> None:
@@ -448,11 +459,25 @@ class Executor:
         end = shape.words + changes.size
         words = self._staging.words(end)
         array = fill(words)
-        pack(array[: shape.words], shape, rows, tables, samples, self.sampler.parameters, self._padding)
+        states = self._states(rows)
+        pack(
+            array[: shape.words], shape, rows, states, tables, samples, self.sampler.parameters, self._padding
+        )
         array[shape.words :] = changes
         brought = self._staging.send(words, target)
         self.tables.apply(brought[shape.words : end])
         return brought
+
+    def _states(self, rows: list[Row[Turn]]) -> list[tuple[int, int] | None]:
+        """The state slots that each row reads (-1: zeros) and writes; None for a row without."""
+        if self.memory.resting is not None:
+            return self.memory.resting.begin(
+                [None if row.state is None else RowState(*row.state, row.turn.number) for row in rows]
+            )
+        return [
+            None if row.state is None else (-1 if row.state[0] is None else row.state[0], row.state[1])
+            for row in rows
+        ]
 
     def _prepare(self, given: Views, batch: Batch) -> None:
         tables = self.tables.step_tables(self._reserved.full, self._reserved.window)

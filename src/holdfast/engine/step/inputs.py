@@ -143,12 +143,13 @@ def pack(
     words: Words,
     shape: Shape,
     rows: list[Row[Turn]],
+    states: list[tuple[int, int] | None],
     tables: list[int],
     samples: list[Sample],
     parameters: Parameters,
     padding: Padding,
 ) -> None:
-    """Write a step into words of a shape with room for it."""
+    """Write a step into words of a shape with room for it; `states` are the slots of each row."""
     count, spare = len(rows), shape.rows - len(rows)
     unused = shape.samples - len(samples)
     # Padding rows of a decode step have one token like all its rows; elsewhere they have none.
@@ -173,8 +174,7 @@ def pack(
     put(tables + [-1] * spare)
     put(list(accumulate(counts, initial=0)))
     put([row.start + row.count for row in rows] + [filler] * spare)
-    states = [row.state for row in rows]
-    put([-1 if state is None or state[0] is None else state[0] for state in states] + [-1] * spare)
+    put([-1 if state is None else state[0] for state in states] + [-1] * spare)
     put([padding.state if state is None else state[1] for state in states] + [padding.state] * spare)
     tokens: list[int] = []
     for row in rows:

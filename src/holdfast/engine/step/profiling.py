@@ -13,12 +13,14 @@ import torch
 
 from holdfast.engine.tuning import StepCost
 from holdfast.kernels import Batch, build_batch
-from holdfast.models.memory import UnitCounts
+from holdfast.models.memory import MemoryTypes, UnitCounts
 from holdfast.models.model import Model
 
 
 @torch.inference_mode()
-def measure_step(model: Model, tokens: int, page_size: int, rows_max: int, *, timed: bool) -> StepCost:
+def measure_step(
+    model: Model, tokens: int, page_size: int, rows_max: int, types: MemoryTypes, *, timed: bool
+) -> StepCost:
     """The peak bytes of activations and logits of a step, and its seconds if `timed`.
 
     It has one decode row, so that both kinds of kernels run, and prefill rows no longer than the context.
@@ -31,8 +33,10 @@ def measure_step(model: Model, tokens: int, page_size: int, rows_max: int, *, ti
             pages if shape.full is not None else 0,
             pages if shape.window is not None else 0,
             len(counts) if shape.state is not None else 0,
+            len(counts) if shape.state is not None else 0,
         ),
         page_size,
+        types,
     )
     torch.cuda.synchronize(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)

@@ -11,7 +11,15 @@ from __future__ import annotations
 import torch
 
 from holdfast.engine.step.inputs import Lists, Shape
-from holdfast.kernels import PIECE_FIELDS, PieceQueue, Pieces, build_queue, takes_queue, tile_count
+from holdfast.kernels import (
+    PIECE_FIELDS,
+    PieceQueue,
+    Pieces,
+    build_queue,
+    takes_queue,
+    takes_scaled_queue,
+    tile_count,
+)
 from holdfast.models.config import AttentionConfig, ModelConfig
 
 LOW_TILE, HIGH_TILE = 16, 64
@@ -31,11 +39,21 @@ class Sharing:
     """The lists for steps up to one shape."""
 
     def __init__(
-        self, attention: AttentionConfig, largest: Shape, device: torch.device, queue: PieceQueue | None
+        self,
+        attention: AttentionConfig,
+        largest: Shape,
+        device: torch.device,
+        queue: PieceQueue | None,
+        *,
+        scaled: bool = False,
     ) -> None:
-        """`queue` has room for steps of that shape; None where there is no kernel for it."""
+        """`queue` has room for steps of that shape; None where there is no kernel for it.
+
+        The kernel for `scaled` keys takes decode steps of any size, and no others.
+        """
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._queue = queue
+        self._scaled = scaled
         self._wanted = -(-processors * FILLING // attention.kv_heads)
         self._queries = [
             max(1, height * attention.kv_heads // attention.heads) for height in (LOW_TILE, HIGH_TILE)
@@ -50,7 +68,8 @@ class Sharing:
         A step too large for both fills the device anyway, and has none.
         """
         queue = None
-        if self._queue is not None and not (shape.decode and shape.rows > QUEUED_ROWS):
+        queued = shape.decode if self._scaled else not shape.decode or shape.rows <= QUEUED_ROWS
+        if self._queue is not None and queued:
             queue = self._queue.for_step(shape.tokens, shape.rows)
         return Lists(queue=queue) if queue is not None else Lists(self._pieces(shape))
 
@@ -72,17 +91,28 @@ class Sharing:
 
 
 def sharing_for(
-    config: ModelConfig, largest: Shape, page_size: int, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    largest: Shape,
+    page_size: int,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    device: torch.device,
 ) -> Sharing | None:
-    """The lists for a model's full attention, if it has any and runs on a GPU."""
+    """The lists for a model's full attention, if it has any and runs on a GPU.
+
+    `dtypes` are those of the model and of its keys and values.
+    """
     mixers = [mixer for layer in config.layers for mixer in layer.mixers]
     full = [mixer for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.window is None]
     if not full or device.type != "cuda":
         return None
     queue = None
+    computed, stored = dtypes
+    scaled = stored == torch.float8_e4m3fn
     shapes = {(mixer.heads, mixer.kv_heads, mixer.head_dim) for mixer in full}
     if len(shapes) == 1:
         (heads,) = shapes
-        if takes_queue(*heads, page_size, dtype, device):
+        takes = takes_scaled_queue if scaled else takes_queue
+        if (scaled or computed == stored) and takes(*heads, page_size, computed, device):
             queue = build_queue(largest.tokens, largest.rows, *heads, device)
-    return Sharing(max(full, key=lambda mixer: mixer.kv_heads), largest, device, queue)
+    widest = max(full, key=lambda mixer: mixer.kv_heads)
+    return Sharing(widest, largest, device, queue, scaled=scaled)

@@ -1,9 +1,9 @@
 """Snapshot files: a session's memory as a safetensors file that says what it holds, with checksums.
 
-The header names the model, the memory's layout, the number and digest of the tokens that the memory was
-computed from, and a checksum of every tensor. A file that is damaged or does not match is a `BadFile`, never
-a wrong answer. `SnapshotFiles` does all disk access: a file appears complete, after it and its directory were
-synced, or not at all. Called by the disk tier and its thread.
+The header names the model, the memory's layout and types, the number and digest of the tokens that the memory
+was computed from, and a checksum of every tensor. A file that is damaged or does not match is a `BadFile`,
+never a wrong answer. `SnapshotFiles` does all disk access: a file appears complete, after it and its
+directory were synced, or not at all. Called by the disk tier and its thread.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -42,14 +43,26 @@ class BadFile(RuntimeError):
     """A file is damaged, or does not match its session."""
 
 
+class MemoryForm(NamedTuple):
+    """The form of a model's memory: the digest of its layout, and types other than the model's own."""
+
+    layout: str
+    types: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file holds: the memory of which model, in which layout, of which tokens."""
+    """What a file holds: the memory of which model, in which layout, of which tokens.
+
+    `types` are the types of keys, values and states where they are not the model's own; files without any
+    lack the entry.
+    """
 
     model: str
     layout: str
     length: int
     tokens: str
+    types: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +177,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 def encode(header: Header, tensors: Mapping[str, Tensor]) -> bytes:
     """The bytes of a file."""
-    described = {name: str(value) for name, value in asdict(header).items()}
+    described = {name: str(value) for name, value in asdict(header).items() if value != ""}
     sums = {f"checksum {name}": str(_checksum(tensor)) for name, tensor in tensors.items()}
     return save(dict(tensors), {"format": FORMAT, **described, **sums})
 
@@ -178,7 +191,7 @@ def check_header(content: bytes, expected: Header) -> dict[str, str]:
         raise BadFile("the header cannot be read") from error
     wanted = {"format": FORMAT} | {name: str(value) for name, value in asdict(expected).items()}
     for name, value in wanted.items():
-        if facts.get(name) != value:
+        if facts.get(name, "") != value:
             raise BadFile(f"{name} does not match")
     return facts
 

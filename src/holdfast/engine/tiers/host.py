@@ -98,6 +98,10 @@ class HostTier:
     def _copies(self, move: TierMove) -> Iterator[StorageCopy]:
         assert self._memory is not None and self._host is not None, "a move needs a device and a host"
         name = move.component.name.lower()
+        if move.source_tier is Tier.DEVICE:
+            self._memory.settle(name, move.sources)
+        else:
+            self._memory.overwritten(name, move.destinations)
         for device, host in zip(self._memory.storage(name), self._host.storage(name), strict=True):
             source, target = (device, host) if move.source_tier is Tier.DEVICE else (host, device)
             yield StorageCopy(source, move.sources, target, move.destinations)

@@ -45,6 +45,9 @@ class SessionMemory:
         tensors: dict[str, Tensor] = {}
         for component, (leased, own) in whole_units(session.sequence, parcel).items():
             name = component.name.lower()
+            self._device.settle(name, leased)
+            if memory is self._device:
+                self._device.settle(name, own)
             for index, (device, there) in enumerate(
                 zip(self._device.storage(name), memory.storage(name), strict=True)
             ):
@@ -59,6 +62,7 @@ class SessionMemory:
         assert session.parcel is not None
         for component, hold in session.parcel.home.items():
             name = component.name.lower()
+            self._device.overwritten(name, list(hold.units))
             for index, storage in enumerate(self._device.storage(name)):
                 copy_in(storage, list(hold.units), tensors[f"{name}.{index}"])
 

@@ -17,7 +17,15 @@ from holdfast.core.tokens import TokenLog
 from holdfast.engine.durable.records import SnapshotDropped, SnapshotWritten, StoredSession
 from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.tiers.back_off import BackOff
-from holdfast.engine.tiers.files import SUFFIX, BadFile, Header, Snapshot, SnapshotFiles, check_header
+from holdfast.engine.tiers.files import (
+    SUFFIX,
+    BadFile,
+    Header,
+    MemoryForm,
+    Snapshot,
+    SnapshotFiles,
+    check_header,
+)
 
 log = logging.getLogger("holdfast.disk")
 
@@ -35,17 +43,17 @@ class SnapshotStore:
         files: SnapshotFiles,
         limit: int,
         model: str,
-        layout: str,
+        form: MemoryForm,
         session_log: SessionLog,
         back_off: BackOff,
     ) -> None:
-        """`model` names the weights and `layout` the form of the memory: a file is good for the same ones."""
+        """`model` names the weights and `form` the form of the memory: a file is good for the same ones."""
         self.files = files
         self.limit = limit
         self.back_off = back_off
         self.snapshots: dict[str, Snapshot] = {}
         self._model = model
-        self._layout = layout
+        self._form = form
         self._session_log = session_log
         self._bytes = 0
         self._reserved: dict[str, int] = {}
@@ -56,7 +64,7 @@ class SnapshotStore:
 
     def header(self, length: int, tokens: str) -> Header:
         """The header of a file that holds the memory of `length` tokens with this digest."""
-        return Header(self._model, self._layout, length, tokens)
+        return Header(self._model, self._form.layout, length, tokens, self._form.types)
 
     def covers(self, session: Session) -> bool:
         """Whether a session's file holds exactly what the session has computed."""

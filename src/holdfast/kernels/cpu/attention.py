@@ -14,6 +14,7 @@ from torch import Tensor
 from holdfast.kernels.batch import Batch, Pages
 from holdfast.kernels.cpu.library import library
 from holdfast.kernels.cpu.structures import AttentionStructure, PagesStructure
+from holdfast.kernels.scaled import KvCache, ScaledCache
 
 HEAD_DIM_MAX = 256
 QUERIES_OF_A_TOKEN_MAX = 16384  # elements of one token's queries that share a key head
@@ -55,13 +56,15 @@ def pages_structure(
 
 def attend_pages(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: KvCache,
+    value: KvCache,
     pages: Pages,
     batch: Batch,
     rules: tuple[float, int | None, Tensor | None, float | None],
 ) -> Tensor | None:
     """`kernels.attend`; `rules` are scale, window, sinks and softcap."""
+    if isinstance(key, ScaledCache) or isinstance(value, ScaledCache):
+        return None
     loaded = library()
     heads, dim = query.shape[1:]
     kv_heads = key.shape[2]

@@ -1,8 +1,8 @@
 """The CUDA driver and NVRTC by ctypes: compile, load, describe tensors for the copy engine (TMA), launch.
 
 NVRTC is the one that torch ships; the driver is the machine's. Every failure is an OSError that names the
-call. Not cuda-bindings, whose tensor maps are misaligned (docs/decisions/0019). Used by `products`, `twelve`
-and `attention`.
+call. Not cuda-bindings, whose tensor maps are misaligned (docs/decisions/0019). Used by `products`, `twelve`,
+`attention` and `scaled_attention`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("holdfast.kernels")
 COMPILER_OPTIONS = ("--gpu-architecture=sm_90a", "--std=c++17")
 
 BFLOAT16 = 9
-SWIZZLE_128_BYTES = 3
+SWIZZLE_64_BYTES, SWIZZLE_128_BYTES = 2, 3
 PROMOTE_TO_256_BYTES = 3
 SHARED_MEMORY_OF_A_PROGRAM = 8
 SHARED_MEMORY_AT_MOST = 97
@@ -57,7 +57,7 @@ class _Launch(ctypes.Structure):
 
 
 class Map:
-    """A tensor map (CUtensorMap): blocks of a bfloat16 tensor for the copy engine, with a 128-byte swizzle.
+    """A tensor map (CUtensorMap): blocks of a bfloat16 tensor for the copy engine, swizzled.
 
     Sizes, strides and the block are in elements, innermost dimension first; the innermost stride is 1 and
     left out of `strides`.
@@ -66,7 +66,12 @@ class Map:
     __slots__ = ("_storage", "address")
 
     def __init__(
-        self, data: int, sizes: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, ...]
+        self,
+        data: int,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        block: tuple[int, ...],
+        swizzle: int = SWIZZLE_128_BYTES,
     ) -> None:
         rank = len(sizes)
         self._storage = ctypes.create_string_buffer(128 + 64)
@@ -82,7 +87,7 @@ class Map:
                 (ctypes.c_uint32 * rank)(*block),
                 (ctypes.c_uint32 * rank)(*(1 for _ in sizes)),
                 0,
-                SWIZZLE_128_BYTES,
+                swizzle,
                 PROMOTE_TO_256_BYTES,
                 0,
             ),
@@ -91,9 +96,15 @@ class Map:
 
 
 @lru_cache(maxsize=MAPS_KEPT)
-def map_of(data: int, sizes: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, ...]) -> Map:
+def map_of(
+    data: int,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    block: tuple[int, ...],
+    swizzle: int = SWIZZLE_128_BYTES,
+) -> Map:
     """The tensor map of an address and shape, cached: a map does not depend on the contents."""
-    return Map(data, sizes, strides, block)
+    return Map(data, sizes, strides, block, swizzle)
 
 
 class Kernel:

@@ -12,6 +12,7 @@ from holdfast.kernels.torch.norm import rms_norm, rms_norm_gated, rms_norm_resid
 from holdfast.kernels.torch.quantised import experts_quantised, linear_quantised
 from holdfast.kernels.torch.rotary import rotate_and_write, write_kv
 from holdfast.kernels.torch.sampling import sample_tokens
+from holdfast.kernels.torch.states import rest_states, wake_states
 from holdfast.kernels.torch.step import change_tables, list_pieces, note_sampled, prepare_step
 from holdfast.kernels.torch.units import carry, copy_units, move_units
 
@@ -35,6 +36,7 @@ __all__ = [
     "note_sampled",
     "prepare_step",
     "relu_squared",
+    "rest_states",
     "rms_norm",
     "rms_norm_gated",
     "rms_norm_residual",
@@ -42,5 +44,6 @@ __all__ = [
     "sample_tokens",
     "swiglu",
     "swiglu_clamped",
+    "wake_states",
     "write_kv",
 ]

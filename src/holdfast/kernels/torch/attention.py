@@ -3,7 +3,8 @@
 Float32 tensors on a CPU go to the C kernel where it is available. Otherwise one-token rows are computed
 together: their pages are gathered into one padded tensor, and keys outside a row's view are zeroed (a page
 may hold garbage past its last token) and masked. Rows of several tokens are computed one by one over exactly
-the keys that they see. Scores and sums are float32. Called through `holdfast.kernels`.
+the keys that they see. Scores and sums are float32. Caches of another type are
+converted as they are gathered. Called through `holdfast.kernels`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch.nn import functional
 
 from holdfast.kernels.batch import Batch, Pages
 from holdfast.kernels.cpu.attention import attend_pages
+from holdfast.kernels.scaled import KvCache, stored
+from holdfast.kernels.torch.scaled import units_of
 
 QUERY_BLOCK = 256  # queries of a long row that the explicit path scores at once
 
@@ -48,8 +51,8 @@ class _Singles(NamedTuple):
 
 def attend(
     query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    key_cache: KvCache,
+    value_cache: KvCache,
     pages: Pages,
     batch: Batch,
     *,
@@ -65,7 +68,9 @@ def attend(
     if batch.one_token_rows:
         everything = _Singles(pages.table, batch.context, batch.context_max)
         return _attend_single(query, key_cache, value_cache, everything, rule)
-    out = torch.empty(*query.shape[:-1], value_cache.shape[-1], dtype=query.dtype, device=query.device)
+    out = torch.empty(
+        *query.shape[:-1], stored(value_cache).shape[-1], dtype=query.dtype, device=query.device
+    )
     starts = batch.row_start.tolist()
     contexts = batch.context.tolist()
     rows = [row for row in range(batch.rows) if starts[row + 1] - starts[row] == 1]
@@ -80,18 +85,18 @@ def attend(
             continue
         position = context - (end - begin)
         lowest = 0 if window is None else max(0, position - window + 1)
-        key = _row_view(key_cache, pages.table[row], lowest, context)
-        value = _row_view(value_cache, pages.table[row], lowest, context)
+        key = _row_view(key_cache, pages.table[row], lowest, context, query.dtype)
+        value = _row_view(value_cache, pages.table[row], lowest, context, query.dtype)
         out[begin:end] = _attend_row(query[begin:end], key, value, position - lowest, rule)
     return out
 
 
-def _row_view(cache: torch.Tensor, table: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+def _row_view(cache: KvCache, table: torch.Tensor, begin: int, end: int, dtype: torch.dtype) -> torch.Tensor:
     """Tokens [begin, end) of one row as [kv_heads, tokens, dim]."""
-    page_size = cache.shape[1]
+    page_size = stored(cache).shape[1]
     first = begin // page_size
     units = table[first : -(-end // page_size)]
-    gathered = cache.index_select(0, units).flatten(0, 1)
+    gathered = units_of(cache, units, dtype).flatten(0, 1)
     return gathered[begin - first * page_size : end - first * page_size].transpose(0, 1)
 
 
@@ -143,13 +148,13 @@ def _attend_row(
 
 def _attend_single(
     query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    key_cache: KvCache,
+    value_cache: KvCache,
     singles: _Singles,
     rule: _Rule,
 ) -> torch.Tensor:
     """One query a row, [rows, heads, dim]."""
-    page_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
+    page_size, kv_heads = stored(key_cache).shape[1:3]
     groups = query.shape[1] // kv_heads
     window = rule.window
     context = singles.context.long().unsqueeze(1)
@@ -165,11 +170,12 @@ def _attend_single(
     seen = (places < context) & (places >= lowest)
     hidden = (~seen).flatten().nonzero().squeeze(1)
 
-    def gather(cache: torch.Tensor) -> torch.Tensor:
+    def gather(cache: KvCache) -> torch.Tensor:
         """The pages of each row as [rows, kv_heads, tokens, dim], zero outside the row's view."""
-        picked = cache.index_select(0, units).view(-1, kv_heads * cache.shape[-1])
+        dim = stored(cache).shape[-1]
+        picked = units_of(cache, units, query.dtype).view(-1, kv_heads * dim)
         picked.index_fill_(0, hidden, 0.0)
-        return picked.view(query.shape[0], -1, kv_heads, cache.shape[-1]).transpose(1, 2)
+        return picked.view(query.shape[0], -1, kv_heads, dim).transpose(1, 2)
 
     key, value = gather(key_cache), gather(value_cache)
     grouped = query.reshape(query.shape[0], kv_heads, groups, query.shape[-1])

@@ -5,21 +5,26 @@ from __future__ import annotations
 import torch
 
 from holdfast.kernels.parameters import Rotation
+from holdfast.kernels.scaled import KvCache, ScaledCache, stored
 from holdfast.kernels.torch.norm import rms_norm
+from holdfast.kernels.torch.scaled import encode
 
 
 def write_kv(
     key: torch.Tensor,
     value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    key_cache: KvCache,
+    value_cache: KvCache,
     slots: torch.Tensor,
 ) -> None:
-    page_size = key_cache.shape[1]
+    page_size = stored(key_cache).shape[1]
     units = torch.div(slots, page_size, rounding_mode="floor")
     offsets = slots - units * page_size
-    key_cache[units, offsets] = key.to(key_cache.dtype)
-    value_cache[units, offsets] = value.to(value_cache.dtype)
+    for given, cache in ((key, key_cache), (value, value_cache)):
+        if isinstance(cache, ScaledCache):
+            cache.codes[units, offsets], cache.scales[units, :, offsets] = encode(given)
+        else:
+            cache[units, offsets] = given.to(cache.dtype)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -39,8 +44,8 @@ def rotate_and_write(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    key_cache: KvCache,
+    value_cache: KvCache,
     slots: torch.Tensor,
     positions: torch.Tensor,
     rotation: Rotation,

@@ -13,6 +13,7 @@ from holdfast.kernels.triton.quantised import linear_quantised
 from holdfast.kernels.triton.quantised_experts import experts_quantised
 from holdfast.kernels.triton.rotary import rotate_and_write, write_kv
 from holdfast.kernels.triton.sampling import sample_tokens
+from holdfast.kernels.triton.states import rest_states, wake_states
 from holdfast.kernels.triton.step import change_tables, list_pieces, note_sampled, prepare_step
 from holdfast.kernels.triton.units import carry, copy_units, move_units
 
@@ -36,6 +37,7 @@ __all__ = [
     "note_sampled",
     "prepare_step",
     "relu_squared",
+    "rest_states",
     "rms_norm",
     "rms_norm_gated",
     "rms_norm_residual",
@@ -43,5 +45,6 @@ __all__ = [
     "sample_tokens",
     "swiglu",
     "swiglu_clamped",
+    "wake_states",
     "write_kv",
 ]

@@ -25,6 +25,8 @@ import triton.language as tl
 
 from holdfast.kernels.batch import Batch, Pages
 from holdfast.kernels.cuda.attention import attend_queue
+from holdfast.kernels.cuda.scaled_attention import attend_scaled_queue
+from holdfast.kernels.scaled import KvCache, ScaledCache, stored
 from holdfast.kernels.triton.attention_block import attend_block
 from holdfast.kernels.triton.launch import (
     ceiling,
@@ -39,6 +41,7 @@ from holdfast.kernels.triton.launch import (
     wait_for_inputs,
 )
 from holdfast.kernels.triton.pieces import SMALL_BLOCKS, WIDE, attend_pieces
+from holdfast.kernels.triton.scaled import launched, prepare_queries
 
 SPLIT_LEAST = 256  # fewest keys of a split
 SPLITS_MOST = 128
@@ -90,13 +93,13 @@ def _tile_of(
 
 @triton.jit(do_not_specialize=["rows", "tile_count", "splits", "window", "table_stride"])
 def _attend(
-    query, key, value, out, partial, logs, sinks, table, row_start, context,
-    query_token, query_head, key_unit, key_token, key_head, value_unit, value_token, value_head, table_stride,
-    rows, tile_count, splits, scale, softcap, window,
+    query, key, value, key_scales, value_scales, out, partial, logs, sinks, table, row_start, context,
+    query_token, query_head, key_unit, key_token, key_head, value_unit, value_token, value_head,
+    scale_unit, scale_head, table_stride, rows, tile_count, splits, scale, softcap, window,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr,
     SINGLES: tl.constexpr, SKIP: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
     SUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    EIGHT: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One tile of one key head over one split of its keys."""
     launch_next(OVERLAP)
@@ -144,17 +147,24 @@ def _attend(
     table += row.to(tl.int64) * table_stride
     key += kv_head * key_head
     value += kv_head * value_head
+    query_factor = 1.0
+    if EIGHT:
+        queries, query_factor = prepare_queries(queries)
+        key_scales += kv_head * scale_head
+        value_scales += kv_head * scale_head
     for start in tl.range(begin, clear, BLOCK_N):
         accumulator, weight_sum, peak = attend_block(
-            accumulator, weight_sum, peak, queries, key, value, table, key_unit, key_token, value_unit,
-            value_token, start, lowest, finish, places, scale, softcap, window,
-            PAGE, DIM, BLOCK_D, BLOCK_N, False, WINDOWED, CAPPED, WHOLE, PRECISION,
+            accumulator, weight_sum, peak, queries, query_factor, key, value, key_scales, value_scales, table,
+            key_unit, key_token, value_unit, value_token, scale_unit,
+            start, lowest, finish, places, scale, softcap, window,
+            PAGE, DIM, BLOCK_D, BLOCK_N, False, WINDOWED, CAPPED, WHOLE, EIGHT, PRECISION,
         )  # fmt: skip
     for start in tl.range(clear, finish, BLOCK_N):
         accumulator, weight_sum, peak = attend_block(
-            accumulator, weight_sum, peak, queries, key, value, table, key_unit, key_token, value_unit,
-            value_token, start, lowest, finish, places, scale, softcap, window,
-            PAGE, DIM, BLOCK_D, BLOCK_N, True, WINDOWED, CAPPED, WHOLE, PRECISION,
+            accumulator, weight_sum, peak, queries, query_factor, key, value, key_scales, value_scales, table,
+            key_unit, key_token, value_unit, value_token, scale_unit,
+            start, lowest, finish, places, scale, softcap, window,
+            PAGE, DIM, BLOCK_D, BLOCK_N, True, WINDOWED, CAPPED, WHOLE, EIGHT, PRECISION,
         )  # fmt: skip
     stored = real[:, None] & (columns < DIM)[None, :]
     if not SPLIT:
@@ -217,11 +227,13 @@ def _splits(programs: int, keys: int, device: torch.device, waves: int) -> int:
     return max(1, min(wanted, ceiling(keys, SPLIT_LEAST), SPLITS_MOST))
 
 
-def shape_for(batch: Batch, query: torch.Tensor, kv_heads: int, window: int | None, singles: bool) -> Shape:
-    """The block sizes of one launch, from host-side counts alone."""
+def shape_for(
+    batch: Batch, query: torch.Tensor, kv_heads: int, window: int | None, singles: bool, stored_bytes: int = 0
+) -> Shape:
+    """The block sizes of one launch, from host-side counts and the bytes of a stored number alone."""
     group = query.shape[1] // kv_heads
     least = power_of_two(group, 16)
-    row_bytes = min(512, power_of_two(query.shape[-1], 16) * query.element_size())
+    row_bytes = min(512, power_of_two(query.shape[-1], 16) * max(query.element_size(), stored_bytes))
     exact = query.dtype == torch.float32
     keys = batch.context_max if window is None else min(batch.context_max, window + batch.count_max)
     if singles:
@@ -255,8 +267,8 @@ def shape_for(batch: Batch, query: torch.Tensor, kv_heads: int, window: int | No
 
 def attend(
     query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    key_cache: KvCache,
+    value_cache: KvCache,
     pages: Pages,
     batch: Batch,
     *,
@@ -266,12 +278,18 @@ def attend(
     softcap: float | None = None,
 ) -> torch.Tensor:
     tokens, heads, dim = query.shape
-    for tensor in (query, key_cache, value_cache):
+    key, value = stored(key_cache), stored(value_cache)
+    for tensor in (query, key, value):
         assert tensor.stride(-1) == 1, "the elements of a head must be adjacent"
-    assert value_cache.shape[-1] == dim, "keys and values have the same width"
+    assert value.shape[-1] == dim, "keys and values have the same width"
     out = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
     if batch.queue is not None and window is None:
         assert softcap is None, "the CUDA kernel has no softcap"
+        if isinstance(key_cache, ScaledCache):
+            assert isinstance(value_cache, ScaledCache) and batch.one_token_rows
+            attend_scaled_queue(query, key_cache, value_cache, out, pages, batch.queue, scale, sinks)
+            return out
+        assert not isinstance(value_cache, ScaledCache)
         attend_queue(query, key_cache, value_cache, out, pages, batch.queue, scale, sinks)
         return out
     if batch.pieces and window is None:
@@ -295,8 +313,8 @@ class _Rule(NamedTuple):
 
 def _launch(
     query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    key_cache: KvCache,
+    value_cache: KvCache,
     out: torch.Tensor,
     pages: Pages,
     batch: Batch,
@@ -306,9 +324,10 @@ def _launch(
 ) -> None:
     """Attention of the one-token rows, or of the others."""
     tokens, heads, dim = query.shape
-    kv_heads = key_cache.shape[2]
+    given = launched(key_cache, value_cache)
+    kv_heads = given.key.shape[2]
     group = heads // kv_heads
-    shape = shape_for(batch, query, kv_heads, rule.window, singles)
+    shape = shape_for(batch, query, kv_heads, rule.window, singles, given.element_size)
     tile_count = batch.rows if singles else tiles(tokens, batch.rows, shape.block_m // group)
     size = tile_count * kv_heads * shape.splits * shape.block_m if shape.splits > 1 else 0
     partial = torch.empty(size * dim, dtype=torch.float32, device=query.device) if size else query
@@ -321,13 +340,13 @@ def _launch(
         **overlap(query),
     }  # fmt: skip
     _attend[(tile_count, kv_heads, shape.splits)](
-        query, key_cache, value_cache, out, partial, logs, sinks, pages.table, batch.row_start, batch.context,
-        query.stride(0), query.stride(1), *key_cache.stride()[:3], *value_cache.stride()[:3],
-        pages.table.stride(0), batch.rows, tile_count, shape.splits,
+        query, *given[:4], out, partial, logs, sinks, pages.table, batch.row_start, batch.context,
+        query.stride(0), query.stride(1), *given.strides, pages.table.stride(0),
+        batch.rows, tile_count, shape.splits,
         rule.scale, rule.softcap or 0.0, rule.window or 0,
         PAGE=pages.page_size, SPLIT=shape.splits > 1, WINDOWED=rule.window is not None,
         CAPPED=rule.softcap is not None,
-        BLOCK_N=shape.block_n, PRECISION=precision(query.dtype),
+        BLOCK_N=shape.block_n, EIGHT=given.scaled, PRECISION=precision(query.dtype),
         num_warps=shape.warps, num_stages=shape.stages, **common,
     )  # fmt: skip
     if shape.splits > 1:

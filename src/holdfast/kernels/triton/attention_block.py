@@ -9,38 +9,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from holdfast.kernels.triton.scaled import decode, factor_of
+
 
 @triton.jit
 def attend_block(
-    accumulator,
-    weight_sum,
-    peak,
-    query,
-    key,
-    value,
-    table,
-    key_unit,
-    key_token,
-    value_unit,
-    value_token,
-    begin,
-    lowest,
-    end,
-    places,
-    scale,
-    softcap,
-    window,
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    WHOLE: tl.constexpr,
+    accumulator, weight_sum, peak, query, query_factor, key, value, key_scales, value_scales, table,
+    key_unit, key_token, value_unit, value_token, scale_unit,
+    begin, lowest, end, places, scale, softcap, window,
+    PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, WHOLE: tl.constexpr, EIGHT: tl.constexpr,
     PRECISION: tl.constexpr,
-):
-    """Fold one block of keys and values into the running softmax."""
+):  # fmt: skip
+    """Fold one block of keys and values into the running softmax.
+
+    EIGHT: keys and values are codes with scales, and `query_factor` belongs to the rows of `query`.
+    """
     steps = begin + tl.arange(0, BLOCK_N)
     columns = tl.arange(0, BLOCK_D)
     inside = (steps >= lowest) & (steps < end)
@@ -49,6 +33,7 @@ def attend_block(
         offset = (begin % PAGE + tl.arange(0, BLOCK_N)).to(tl.int64)
         key_rows = key + page * key_unit + offset * key_token
         value_rows = value + page * value_unit + offset * value_token
+        scale_at = page * scale_unit + offset
     else:
         if MASKED:
             units = tl.load(table + steps // PAGE, mask=inside, other=0).to(tl.int64)
@@ -57,12 +42,24 @@ def attend_block(
         offset = (steps % PAGE).to(tl.int64)
         key_rows = key + units * key_unit + offset * key_token
         value_rows = value + units * value_unit + offset * value_token
+        scale_at = units * scale_unit + offset
+    if EIGHT:
+        if MASKED:
+            key_factor = factor_of(tl.load(key_scales + scale_at, mask=inside, other=0))
+            value_factor = factor_of(tl.load(value_scales + scale_at, mask=inside, other=0))
+        else:
+            key_factor = factor_of(tl.load(key_scales + scale_at))
+            value_factor = factor_of(tl.load(value_scales + scale_at))
     if MASKED or DIM != BLOCK_D:
         loaded = inside[:, None] & (columns < DIM)[None, :]
-        keys = tl.load(key_rows[:, None] + columns[None, :], mask=loaded, other=0.0)
+        keys = tl.load(key_rows[:, None] + columns[None, :], mask=loaded, other=0)
     else:
         keys = tl.load(key_rows[:, None] + columns[None, :])
+    if EIGHT:
+        keys = decode(keys, query.dtype)
     scores = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=PRECISION)
+    if EIGHT:
+        scores = scores * query_factor[:, None] * key_factor[None, :]
     # Scores times `unit` are in log2 units; the multiplication is folded into the exponent for free.
     unit = scale * 1.4426950408889634
     if CAPPED:
@@ -81,9 +78,11 @@ def attend_block(
     shrink = tl.exp2(peak - anchor)
     weight_sum = weight_sum * shrink + tl.sum(weights, axis=1)
     if MASKED or DIM != BLOCK_D:
-        values = tl.load(value_rows[:, None] + columns[None, :], mask=loaded, other=0.0)
+        values = tl.load(value_rows[:, None] + columns[None, :], mask=loaded, other=0)
     else:
         values = tl.load(value_rows[:, None] + columns[None, :])
+    if EIGHT:
+        values = decode(values, query.dtype) * value_factor.to(query.dtype)[:, None]
     accumulator = accumulator * shrink[:, None]
     accumulator = tl.dot(
         weights.to(query.dtype), values.to(query.dtype), accumulator, input_precision=PRECISION

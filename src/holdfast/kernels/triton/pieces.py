@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from holdfast.kernels.batch import Pages, Pieces
+from holdfast.kernels.scaled import KvCache
 from holdfast.kernels.triton.attention_block import attend_block
 from holdfast.kernels.triton.launch import (
     launch_next,
@@ -24,6 +25,7 @@ from holdfast.kernels.triton.launch import (
     roomy,
     wait_for_inputs,
 )
+from holdfast.kernels.triton.scaled import launched, prepare_queries
 
 PIECE_LEAST = 256  # fewest keys of a piece
 PIECE_STEP = 64  # pieces are multiples of this, whatever the block size
@@ -106,15 +108,23 @@ def _merge_tile(
     return result / total[:, None]
 
 
+@triton.jit
+def _rest_of_line(item):
+    """Row, first token, tokens, position of the first, first and end key, and line of the first piece."""
+    row, token, wanted = tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
+    first, begin, finish = tl.load(item + 4), tl.load(item + 5), tl.load(item + 6)
+    return row, token, wanted, first, begin, finish, tl.load(item + 7)
+
+
 @triton.jit(do_not_specialize=["table_stride"])
 def _attend_pieces(
-    query, key, value, out, partial, logs, sinks, table, listed, arrived,
-    query_token, query_head, key_unit, key_token, key_head, value_unit, value_token, value_head, table_stride,
-    scale, softcap,
+    query, key, value, key_scales, value_scales, out, partial, logs, sinks, table, listed, arrived,
+    query_token, query_head, key_unit, key_token, key_head, value_unit, value_token, value_head,
+    scale_unit, scale_head, table_stride, scale, softcap,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, FIELDS: tl.constexpr,
     HIGH: tl.constexpr, CAPPED: tl.constexpr, SUNK: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MERGED: tl.constexpr, PRECISION: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MERGED: tl.constexpr, EIGHT: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One piece of one tile's keys, for the query heads of one key head."""
     launch_next(OVERLAP)
@@ -125,13 +135,7 @@ def _attend_pieces(
     # A program without a piece need not wait, as long as the first program does.
     if (pieces == 0) & (work > 0):
         return
-    row = tl.load(item + 1)
-    token = tl.load(item + 2)
-    wanted = tl.load(item + 3)
-    first = tl.load(item + 4)
-    begin = tl.load(item + 5)
-    finish = tl.load(item + 6)
-    earliest = tl.load(item + 7)
+    row, token, wanted, first, begin, finish, earliest = _rest_of_line(item)
     packed = tl.arange(0, BLOCK_M)
     local = packed // GROUP
     head = kv_head * GROUP + packed % GROUP
@@ -151,20 +155,27 @@ def _attend_pieces(
     table += row.to(tl.int64) * table_stride
     key += kv_head * key_head
     value += kv_head * value_head
+    query_factor = 1.0
+    if EIGHT:
+        queries, query_factor = prepare_queries(queries)
+        key_scales += kv_head * scale_head
+        value_scales += kv_head * scale_head
     WHOLE: tl.constexpr = PAGE % BLOCK_N == 0
     # Blocks that every query of the tile sees in full need no mask.
     clear = tl.maximum(begin, tl.minimum(finish, first + 1) // BLOCK_N * BLOCK_N)
     for start in tl.range(begin, clear, BLOCK_N):
         accumulator, weight_sum, peak = attend_block(
-            accumulator, weight_sum, peak, queries, key, value, table, key_unit, key_token, value_unit,
-            value_token, start, 0, finish, places, scale, softcap, 0,
-            PAGE, DIM, BLOCK_D, BLOCK_N, False, False, CAPPED, WHOLE, PRECISION,
+            accumulator, weight_sum, peak, queries, query_factor, key, value, key_scales, value_scales, table,
+            key_unit, key_token, value_unit, value_token, scale_unit,
+            start, 0, finish, places, scale, softcap, 0,
+            PAGE, DIM, BLOCK_D, BLOCK_N, False, False, CAPPED, WHOLE, EIGHT, PRECISION,
         )  # fmt: skip
     for start in tl.range(clear, finish, BLOCK_N, num_stages=1):
         accumulator, weight_sum, peak = attend_block(
-            accumulator, weight_sum, peak, queries, key, value, table, key_unit, key_token, value_unit,
-            value_token, start, 0, finish, places, scale, softcap, 0,
-            PAGE, DIM, BLOCK_D, BLOCK_N, True, False, CAPPED, WHOLE, PRECISION,
+            accumulator, weight_sum, peak, queries, query_factor, key, value, key_scales, value_scales, table,
+            key_unit, key_token, value_unit, value_token, scale_unit,
+            start, 0, finish, places, scale, softcap, 0,
+            PAGE, DIM, BLOCK_D, BLOCK_N, True, False, CAPPED, WHOLE, EIGHT, PRECISION,
         )  # fmt: skip
     outputs = out + ((token + local).to(tl.int64) * KV_HEADS * GROUP + head) * DIM
     outputs = outputs[:, None] + columns[None, :]
@@ -200,8 +211,8 @@ def _attend_pieces(
 
 def attend_pieces(
     query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    key_cache: KvCache,
+    value_cache: KvCache,
     out: torch.Tensor,
     pages: Pages,
     pieces: Pieces,
@@ -211,13 +222,14 @@ def attend_pieces(
 ) -> None:
     """Attention of the rows whose pieces are listed, into `out`; other rows are unchanged."""
     _, heads, dim = query.shape
-    kv_heads = key_cache.shape[2]
+    given = launched(key_cache, value_cache)
+    kv_heads = given.key.shape[2]
     group = heads // kv_heads
     items = pieces.listed.shape[0]
     block_m = power_of_two(pieces.queries * group, LOW_ROWS)
     partial = torch.empty(items * kv_heads * block_m * dim, dtype=torch.float32, device=query.device)
     logs = torch.empty(items * kv_heads * block_m, dtype=torch.float32, device=query.device)
-    row_bytes = min(512, power_of_two(dim, 16) * query.element_size())
+    row_bytes = min(512, power_of_two(dim, 16) * max(query.element_size(), given.element_size))
     high = block_m > LOW_ROWS
     block_n, warps, stages = (HIGH_BLOCKS if high else LOW_BLOCKS)[row_bytes]
     if query.dtype == torch.float32:
@@ -225,12 +237,11 @@ def attend_pieces(
     elif row_bytes == WIDE and not roomy(query.device.index):
         block_n, stages = SMALL_BLOCKS
     _attend_pieces[(items, kv_heads)](
-        query, key_cache, value_cache, out, partial, logs, query if sinks is None else sinks, pages.table,
+        query, *given[:4], out, partial, logs, query if sinks is None else sinks, pages.table,
         pieces.listed, pieces.arrived,
-        query.stride(0), query.stride(1), *key_cache.stride()[:3], *value_cache.stride()[:3],
-        pages.table.stride(0), scale, softcap or 0.0,
+        query.stride(0), query.stride(1), *given.strides, pages.table.stride(0), scale, softcap or 0.0,
         GROUP=group, KV_HEADS=kv_heads, PAGE=pages.page_size, DIM=dim, FIELDS=pieces.listed.shape[1],
         HIGH=high, CAPPED=softcap is not None, SUNK=sinks is not None, BLOCK_M=block_m, BLOCK_N=block_n,
-        BLOCK_D=power_of_two(dim, 16), MERGED=MERGED, PRECISION=precision(query.dtype),
+        BLOCK_D=power_of_two(dim, 16), MERGED=MERGED, EIGHT=given.scaled, PRECISION=precision(query.dtype),
         num_warps=warps, num_stages=stages, **overlap(query),
     )  # fmt: skip

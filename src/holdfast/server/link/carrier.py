@@ -207,7 +207,7 @@ class Carrier:
         try:
             link = self._link(address, fresh=True)
             call = link.number()
-            fields = (header.model, header.layout, header.length, header.tokens)
+            fields = (header.model, header.layout, header.length, header.tokens, header.types)
             link.post(wire.Stage(call, session, *fields, size))
             link.answer(call)
             done, last = 0, call

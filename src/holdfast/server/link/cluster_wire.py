@@ -51,6 +51,7 @@ class Stage(msgspec.Struct, tag="stage", frozen=True):
     layout: str
     length: int
     tokens: str
+    types: str
     bytes: int
 
 

@@ -139,8 +139,8 @@ class EngineCommands:
             if staging is None:
                 raise NotStaged("this engine has no disk tier")
             if isinstance(command, wire.Stage):
-                header = Header(command.model, command.layout, command.length, command.tokens)
-                staging.begin(command.call, command.session, header, command.bytes)
+                about = (command.model, command.layout, command.length, command.tokens, command.types)
+                staging.begin(command.call, command.session, Header(*about), command.bytes)
                 reply.done(None)
             elif command.content:
                 reply.done(None, staging.write(command.stage, command.content))

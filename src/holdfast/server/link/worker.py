@@ -300,6 +300,7 @@ def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
     """What the API process needs to know about the model."""
     setup = loop.setup
     model, defaults = setup.model, setup.defaults
+    computed = f"{path} {model.dtype} {setup.memory_plan.types}".strip()
     return wire.ModelFacts(
         path=path,
         architecture=model.config.architecture,
@@ -311,7 +312,7 @@ def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
         defaults={name: getattr(defaults, name) for name in CHECKPOINT_FIELDS},
         eos_tokens=list(setup.end_tokens),
         plan=[*setup.memory_plan.lines(), *graph_lines(loop)],
-        fingerprint=f"hf-{zlib.crc32(f'{path} {model.dtype}'.encode()):08x}",
+        fingerprint=f"hf-{zlib.crc32(computed.encode()):08x}",
         constrains=setup.grammars.available,
         calls=setup.formats.calls,
         reasoning=setup.formats.reasoning,
