@@ -309,8 +309,8 @@ def test_a_new_member_is_told_of_sessions_in_portions(peers: Peers, keys: Path) 
 def test_another_engine_hears_only_answers(peers: Peers, keys: Path) -> None:
     client = joined(peers, keys, 5)
     other = joined(peers, keys, 6, engine=True)
-    other.say(wire.Stage(other.number(1), "ann/s", "m", "l", 3, "digest", 10))
-    assert commands(peers, 1) == [wire.Stage(other.number(1), "ann/s", "m", "l", 3, "digest", 10)]
+    other.say(wire.Stage(other.number(1), "ann/s", "m", "l", 3, "digest", "", 10))
+    assert commands(peers, 1) == [wire.Stage(other.number(1), "ann/s", "m", "l", 3, "digest", "", 10)]
     peers.send([wire.Step([], [], [("ann/s", "closed")]), wire.Done(client.number(1), VIEW)])
     peers.send([wire.Done(other.number(1))])
     assert other.hear() == wire.Done(other.number(1))
