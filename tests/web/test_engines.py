@@ -4,8 +4,9 @@ import re
 
 from playwright.sync_api import expect
 
-from tests.server.apart import Apart, apart
+from tests.server.apart import Apart, apart, until
 from tests.server.serving import Server
+from tests.server.shared import Shared
 from tests.web.conftest import OpenPage
 from tests.web.test_page import finished, say
 
@@ -46,6 +47,29 @@ def test_sessions_are_shown_where_they_live(apart: Apart, open_page: OpenPage) -
     assert engines[1].stop() == 0
     expect(page.locator('#engine-cards [data-engine="right"]')).to_have_attribute("data-state", "down")
     expect(page.locator('#engine-cards [data-engine="left"]')).to_have_attribute("data-state", "up")
+
+
+def test_a_session_that_moves_is_seen_to_move(apart: Apart, open_page: OpenPage) -> None:
+    """By an operator's hand, and because its engine was killed."""
+    shared = Shared(apart, engines=2, apis=1)
+    (server,) = shared.apis
+    apart.connected(server, 2)
+    server.open("wanderer")
+    server.say("wanderer", "some words to hold")
+    here = shared.of("wanderer")
+    page = open_page(server, "/#health", expected=("503",))
+    cards = [page.locator(f'#engine-cards [data-engine="e{number}"] .names') for number in (0, 1)]
+    expect(cards[here]).to_contain_text("wanderer")
+    moved = server.post("/v1/cluster/move", {"session": "wanderer", "engine": f"e{1 - here}"})
+    assert moved.status_code == 200, moved.text
+    expect(cards[1 - here]).to_contain_text("wanderer")
+    expect(cards[here]).not_to_contain_text("wanderer")
+    expect(page.locator("#events")).to_contain_text(f"wanderer moved from e{here} to e{1 - here}")
+
+    shared.engines[1 - here].process.kill()
+    until(lambda: server.post("/v1/sessions/wanderer/turns", {"input": "on"}).status_code == 200)
+    expect(cards[here]).to_contain_text("wanderer")
+    expect(page.locator(f'#engine-cards [data-engine="e{1 - here}"]')).to_have_attribute("data-state", "down")
 
 
 def test_moves_are_found_by_comparison(server: Server, open_page: OpenPage) -> None:
