@@ -7,6 +7,7 @@ import pytest
 from holdfast.core import errors
 from holdfast.core.layout import Tier
 from holdfast.core.plan import StepResult
+from holdfast.core.policy import Share
 from holdfast.core.retention import Retention
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life
@@ -87,6 +88,34 @@ def test_a_session_is_busy_while_its_seal_is_in_flight(verb: Callable[[Scheduler
     assert driver.plan().rows
     with driver.unchanged(errors.SessionBusy):
         verb(driver.scheduler)
+
+
+def test_a_verb_gives_up_a_seal_that_is_not_planned() -> None:
+    driver = sealing()
+    driver.scheduler.rewind("a", 1, driver.now)
+    assert driver.session("a").life is Life.IDLE and not driver.registry.seals
+
+
+def test_a_name_that_is_taken_is_not_opened_again() -> None:
+    driver = sealing()
+    with driver.unchanged(errors.SessionExists):
+        driver.open("a")
+
+
+def test_a_session_whose_next_turn_has_come_is_expected_no_more() -> None:
+    driver = Driver("dense", 4)
+    session = driver.open("a")
+    driver.turn("a", 5, 2, expect_return=30.0)
+    assert session.expected == 30.0
+    driver.submit("a", prompt(3, 1), 2)
+    assert session.expected == 0.0
+
+
+def test_a_tenant_has_no_more_than_its_share_of_memory() -> None:
+    driver = Driver("dense", 4, pages=40, share=Share(device=0.5))
+    driver.open("a")
+    with driver.unchanged(errors.OverQuota):
+        driver.submit("a", prompt(100), 2)
 
 
 def test_an_open_turn_longer_than_the_context_is_refused() -> None:
