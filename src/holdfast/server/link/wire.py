@@ -9,7 +9,7 @@ output comes in `Step` messages, one for each step of the engine, until its one 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -22,6 +22,8 @@ Drain = cluster_wire.Drain
 HandOver = cluster_wire.HandOver
 Portion = cluster_wire.Portion
 Stage = cluster_wire.Stage
+
+Token = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
 PROTOCOL = 2
 """The version of these messages; over TCP both ends must have the same."""
@@ -192,7 +194,7 @@ class Compact(msgspec.Struct, tag="compact", frozen=True):
     session: str
     first: int
     last: int
-    tokens: list[int]
+    tokens: list[Token]
     turn: str
     request_id: str | None = None
 
@@ -232,7 +234,7 @@ class MoveSession(msgspec.Struct, tag="move", frozen=True):
 
     call: int
     session: str
-    to: str | None
+    to: Annotated[str, msgspec.Meta(pattern="^(host|disk|device)$")] | None
 
 
 class Question(StrEnum):
@@ -250,6 +252,12 @@ class Question(StrEnum):
     FLUSH = "flush"
 
 
+OF_A_SESSION = frozenset(
+    {Question.SESSION, Question.LEASED, Question.TURNS, Question.TOKENS, Question.STORED}
+)
+"""Questions about one session."""
+
+
 class Ask(msgspec.Struct, tag="ask", frozen=True):
     """A question: `memory` (of all, or as tenant `name` may see it), `picture`, `session`, `leased` and
     `tokens` (of session `name`), `turns` (of session `name`: those with notes, or those in `names` alone),
@@ -260,6 +268,10 @@ class Ask(msgspec.Struct, tag="ask", frozen=True):
     what: Question
     name: str | None = None
     names: list[str] = []
+
+    def __post_init__(self) -> None:
+        if self.name is None and self.what in OF_A_SESSION:
+            raise ValueError(f"{self.what} is asked of a session, which `name` names")
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
