@@ -17,7 +17,6 @@ from tests.server.apart import SMALL, Apart, EngineProcess, Server, said, until
 
 MEMBER = wire.Greeting(wire.PROTOCOL, "a test", 7)
 MINE = 7 << wire.CALL_BITS
-NAMELESS = wire.encode(wire.Ask(MINE, wire.Question.MEMORY)).replace(b"memory", b"stored")
 
 
 @pytest.fixture
@@ -210,7 +209,6 @@ def test_what_is_no_greeting_is_refused(
         (framed(b"\xc1 nonsense"), "a message that cannot be read"),
         (framed(wire.encode(wire.MoveSession(MINE, "public/kept", "moon"))), "at `$.to`"),
         (framed(wire.encode(wire.Compact(MINE, "public/kept", 1, 1, [-1], "t"))), "at `$.tokens[0]`"),
-        (framed(NAMELESS), "stored is asked of a session"),
         (framed(wire.encode(wire.CloseSession(8 << wire.CALL_BITS, "public/kept"))), "number of another API"),
         (struct.pack("<I", (1 << 32) - 1), "bytes, of at most"),
     ],

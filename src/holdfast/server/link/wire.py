@@ -252,12 +252,6 @@ class Question(StrEnum):
     FLUSH = "flush"
 
 
-OF_A_SESSION = frozenset(
-    {Question.SESSION, Question.LEASED, Question.TURNS, Question.TOKENS, Question.STORED}
-)
-"""Questions about one session."""
-
-
 class Ask(msgspec.Struct, tag="ask", frozen=True):
     """A question: `memory` (of all, or as tenant `name` may see it), `picture`, `session`, `leased` and
     `tokens` (of session `name`), `turns` (of session `name`: those with notes, or those in `names` alone),
@@ -268,10 +262,6 @@ class Ask(msgspec.Struct, tag="ask", frozen=True):
     what: Question
     name: str | None = None
     names: list[str] = []
-
-    def __post_init__(self) -> None:
-        if self.name is None and self.what in OF_A_SESSION:
-            raise ValueError(f"{self.what} is asked of a session, which `name` names")
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
