@@ -9,6 +9,7 @@ from holdfast.core.session import Place
 from holdfast.core.turn import KEEP_ALL
 from holdfast.server.link import wire
 from holdfast.server.link.commands import EngineCommands
+from holdfast.server.link.reports import SURVEYS
 from holdfast.server.link.results import Outbox
 from tests.engine.tiny import tiny_engine, write_model
 from tests.server.in_process import echo_commands
@@ -230,6 +231,19 @@ def test_an_interruption_does_not_overtake_a_turn_that_is_free_to_begin(resting:
     heard = reports(resting) + until_quiet(resting)
     assert ends(heard) == [(2, "aborted"), (3, "aborted")]
     assert isinstance(of_call(heard, 4)[0], wire.Done)
+
+
+def test_a_question_about_no_session_is_answered_and_ends_nothing(resting: EngineCommands) -> None:
+    asked = [
+        each for each in wire.Question if each not in (wire.Question.FLUSH, *SURVEYS, wire.Question.LIVES)
+    ]
+    for call, what in enumerate(asked, 50):
+        resting.receive(wire.Ask(call, what))
+    heard = reports(resting)
+    told = {each: of_call(heard, call)[0] for call, each in enumerate(asked, 50)}
+    assert len(asked) == len(heard) == 5
+    assert told.pop(wire.Question.STORED) == wire.Done(50 + asked.index(wire.Question.STORED))
+    assert {getattr(each, "code", "done") for each in told.values()} <= {"session_not_found", "done"}
 
 
 def gone(heard: list[wire.Report]) -> list[tuple[str, str]]:

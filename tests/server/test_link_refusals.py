@@ -16,6 +16,7 @@ from holdfast.server.link.tls import client_context, write_keys
 from tests.server.apart import SMALL, Apart, EngineProcess, Server, said, until
 
 MEMBER = wire.Greeting(wire.PROTOCOL, "a test", 7)
+MINE = 7 << wire.CALL_BITS
 
 
 @pytest.fixture
@@ -206,6 +207,8 @@ def test_what_is_no_greeting_is_refused(
         (framed(wire.encode(wire.Configure("echo", {}))), "a message that no member may send: configure"),
         (framed(wire.encode(MEMBER)), "a message that no member may send: greeting"),
         (framed(b"\xc1 nonsense"), "a message that cannot be read"),
+        (framed(wire.encode(wire.MoveSession(MINE, "public/kept", "moon"))), "at `$.to`"),
+        (framed(wire.encode(wire.Compact(MINE, "public/kept", 1, 1, [-1], "t"))), "at `$.tokens[0]`"),
         (framed(wire.encode(wire.CloseSession(8 << wire.CALL_BITS, "public/kept"))), "number of another API"),
         (struct.pack("<I", (1 << 32) - 1), "bytes, of at most"),
     ],

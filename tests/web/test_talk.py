@@ -242,6 +242,42 @@ def test_a_file_that_is_no_conversation_is_refused(
     expect(page.locator(".turn[data-state=past]")).to_have_count(1)
 
 
+READ = "(text) => import('/web/transfer.js').then(({ read }) => read(text))"
+
+
+def test_every_field_of_a_file_is_checked_and_kept(server: Server, open_page: OpenPage) -> None:
+    page = open_page(server)
+    call = {"id": "c", "name": "look", "arguments": "{}", "result": "seen"}
+    turn = {"input": "a", "text": "b", "reasoning": "because", "calls": [{**call, "more": 1}]}
+    turn["messages"] = [{"role": "user", "content": "a"}]
+
+    def read(**changed: object) -> dict[str, object]:
+        file = {
+            "format": "holdfast-conversation",
+            "version": 1,
+            "system": "Be brief.",
+            "turns": [{**turn, **changed}],
+        }
+        found: dict[str, object] = page.evaluate(READ, json.dumps(file))
+        return found
+
+    (kept,) = read()["given"]["past"]  # type: ignore[index]
+    assert {name: kept[name] for name in turn} == {**turn, "calls": [call]}
+    for field, wrong in (
+        ("input", 1),
+        ("text", None),
+        ("reasoning", ["x"]),
+        ("calls", {}),
+        ("calls", [{**call, "name": 1}]),
+        ("calls", [{**call, "arguments": {}}]),
+        ("calls", [{**call, "result": 5}]),
+        ("messages", "x"),
+        ("messages", [{"role": "user", "content": []}]),
+        ("messages", [{"role": 1, "content": "a"}]),
+    ):
+        assert read(**{field: wrong})["problem"] == "Turn 1 of the file is not a turn.", (field, wrong)
+
+
 def test_sampling_and_the_system_prompt_are_sent(server: Server, open_page: OpenPage) -> None:
     page = open_page(server)
     page.click("#settings-open")

@@ -290,12 +290,12 @@ class EngineCommands:
         if command.what == Question.FLUSH:
             loop.scheduler.flush()
             return None
-        assert command.name is not None, f"{command.what} is asked of a session"
+        name = command.name or ""
         if command.what == Question.LEASED:
-            return leased_units(loop, command.name)
+            return leased_units(loop, name)
         if command.what == Question.STORED:
-            return stored_session(loop, command.name)
-        session = loop.scheduler.registry.find(command.name)
+            return stored_session(loop, name)
+        session = loop.scheduler.registry.find(name)
         if command.what == Question.TURNS:
             return noted_turns(loop, session, command.names)
         if command.what == Question.TOKENS:

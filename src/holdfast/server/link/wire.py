@@ -9,7 +9,7 @@ output comes in `Step` messages, one for each step of the engine, until its one 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -22,6 +22,8 @@ Drain = cluster_wire.Drain
 HandOver = cluster_wire.HandOver
 Portion = cluster_wire.Portion
 Stage = cluster_wire.Stage
+
+Token = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
 PROTOCOL = 2
 """The version of these messages; over TCP both ends must have the same."""
@@ -192,7 +194,7 @@ class Compact(msgspec.Struct, tag="compact", frozen=True):
     session: str
     first: int
     last: int
-    tokens: list[int]
+    tokens: list[Token]
     turn: str
     request_id: str | None = None
 
@@ -232,7 +234,7 @@ class MoveSession(msgspec.Struct, tag="move", frozen=True):
 
     call: int
     session: str
-    to: str | None
+    to: Annotated[str, msgspec.Meta(pattern="^(host|disk|device)$")] | None
 
 
 class Question(StrEnum):
