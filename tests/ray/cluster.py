@@ -21,6 +21,7 @@ ENGINES = 3
 ENGINE = "holdfast.cli.child"
 API_REPLICA = "ServeReplica:holdfast:Api"
 ENGINE_REPLICA = "ServeReplica:holdfast:Engine"
+CONTROLLER = "ray::ServeController"
 OPTIONS = ("--replica-cpus", "0.25", "--kv-tokens", "65536", "--drain-seconds", "5")
 ROOT = Path(__file__).parents[2]
 

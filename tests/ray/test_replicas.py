@@ -14,7 +14,17 @@ import pytest
 
 from tests.databases import new_place
 from tests.ray import cluster
-from tests.ray.cluster import API_REPLICA, ENGINE, ENGINE_REPLICA, ENGINES, Talk, kill, processes, until
+from tests.ray.cluster import (
+    API_REPLICA,
+    CONTROLLER,
+    ENGINE,
+    ENGINE_REPLICA,
+    ENGINES,
+    Talk,
+    kill,
+    processes,
+    until,
+)
 from tests.server.serving import ADMIN_KEY, Server
 from tests.server.talking import Talk as RealtimeTalk
 from tests.server.test_sessions import events_of
@@ -75,12 +85,12 @@ def test_sessions_streams_and_sockets_through_haproxy(server: Server) -> None:
 def test_what_dies_is_replaced_and_no_answer_is_lost_or_doubled(server: Server, journal: str) -> None:
     talk = Talk(server, journal, 6, seed=1)
     talk.goes_on(5)
-    for words in (ENGINE, API_REPLICA, ENGINE_REPLICA, "ray::Registry", "haproxy -db"):
+    for words in (ENGINE, API_REPLICA, ENGINE_REPLICA, "ray::Registry", CONTROLLER, "haproxy -db"):
         victims = processes(server, words)
         assert victims, f"there is no {words}"
         kill(victims[0])
         talk.goes_on(10)
-    assert talk.check() >= 6 * 55
+    assert talk.check() >= 6 * 65
     assert talk.repeated, "somebody died in the middle of something"
     until(lambda: complete(server), "all engines are back")
     assert len(processes(server, ENGINE)) == ENGINES

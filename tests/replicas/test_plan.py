@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli import build
 from holdfast.engine.options import OptionError
-from holdfast.replicas.plan import ClusterOptions, journal_of, make_plan, read_plan, written
+from holdfast.replicas.plan import ClusterOptions, make_plan, read_plan, written
 
 THREE = ClusterOptions(3)
 KEYS = {"link_keys": "link.pem"}
@@ -128,12 +128,6 @@ def test_plans_that_are_refused(values: dict[str, Any], says: str) -> None:
 def test_two_api_processes_unless_there_is_one_engine() -> None:
     assert [ClusterOptions(count).api_count for count in (1, 2, 8)] == [1, 2, 2]
     assert ClusterOptions(8, api_replicas=5).api_count == 5
-
-
-def test_each_engine_has_its_own_name_in_the_journal() -> None:
-    expected = "postgresql://holdfast@db/holdfast?sslmode=require&application_name=holdfast%2Fengine-1"
-    assert journal_of(JOURNAL, "engine-1") == expected
-    assert journal_of(f"{JOURNAL}&application_name=blue", "engine-1").endswith("=blue%2Fengine-1")
 
 
 def test_options_as_arguments() -> None:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Iterator
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 import ray
@@ -21,6 +24,7 @@ from holdfast.replicas.app import APPLICATION, application, gpus_of
 from holdfast.replicas.launch import ClusterFailed, Signals
 from holdfast.replicas.plan import Plan
 from holdfast.replicas.registry import open_registry
+from holdfast.server.options import ServerOptions
 from holdfast.server.sessions import shown_name
 
 __all__ = ["serve_plan"]
@@ -28,6 +32,9 @@ __all__ = ["serve_plan"]
 OBJECT_STORE_BYTES = 80 << 20
 """The least that Ray takes: nothing is kept in its object store."""
 LOOK_SECONDS = 0.2
+ANSWER_SECONDS = 120.0
+CONNECT_SECONDS = 5.0
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 
 
@@ -109,7 +116,7 @@ def _serve(plan: Plan, variables: dict[str, str], signals: Signals) -> int:
     registry = open_registry(APPLICATION)
     registry.expect.remote(plan.cluster.replicas)
     mine = ray.get(registry.deployed.remote())
-    if _wait_running(signals):
+    if _wait_running(signals) and _wait_answers(options, signals):
         _announce(plan)
         while not signals.wait(LOOK_SECONDS * 5):
             pass
@@ -132,6 +139,28 @@ def _wait_running(signals: Signals) -> bool:
         if status.status in FAILED:
             told = [status.message, *(each.message for each in status.deployments.values())]
             raise ClusterFailed(_last_reason("\n".join(told)))
+    return False
+
+
+def _wait_answers(options: ServerOptions, signals: Signals) -> bool:
+    """Wait until HAProxy sends requests to an API process; False if a signal came before."""
+    deadline = time.monotonic() + ANSWER_SECONDS
+    host = LOOPBACK.get(options.host, options.host)
+    while not signals.wait(LOOK_SECONDS):
+        connection = HTTPConnection(host, options.port, timeout=CONNECT_SECONDS)
+        try:
+            connection.request("GET", "/health/ready")
+            if connection.getresponse().status == HTTPStatus.OK:
+                return True
+        except (OSError, HTTPException):
+            pass  # Not yet.
+        finally:
+            connection.close()
+        if time.monotonic() > deadline:
+            raise ClusterFailed(
+                f"nothing answers at {host}:{options.port}; if Serve runs there with other options, "
+                "end it with `serve shutdown`"
+            )
     return False
 
 

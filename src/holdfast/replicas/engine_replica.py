@@ -20,7 +20,7 @@ from ray import serve
 
 from holdfast.cluster.autoscaling import Bounds, Load, Mood, Wish, decide
 from holdfast.replicas.engine_runner import EngineCommand, EngineNotStarted, EngineRunner
-from holdfast.replicas.plan import Plan, journal_of, read_plan, written
+from holdfast.replicas.plan import Plan, read_plan, written
 from holdfast.replicas.registry import open_registry
 from holdfast.replicas.serve_patches import bind_handles_to_machine
 
@@ -35,18 +35,18 @@ RESTARTS_MAX = 3
 RESTARTS_WITHIN = 600.0
 TAKE_SECONDS = 0.5
 EXPECT_SECONDS = 5.0
-FROM_SERVER = ("api_keys", "log_level", "log_format")
+FROM_SERVER = ("api_keys", "tenant_sessions", "log_level", "log_format")
 """Options of the server that an engine process takes as well."""
-BY_NAME = ("journal", "disk")
-"""Options whose values differ by the engine's name."""
+IN_ENVIRONMENT = ("journal", "disk")
+"""Options that are given in the environment: command lines are for everybody to see."""
 
 
 def engine_command(plan: Plan, host: str, name: str) -> EngineCommand:
     """How the engine of a name is started on a machine."""
-    environment = {} if plan.journal is None else {"HOLDFAST_JOURNAL": journal_of(plan.journal, name)}
+    environment = {} if plan.journal is None else {"HOLDFAST_JOURNAL": plan.journal}
     if "disk" in plan.engine:
         environment["HOLDFAST_DISK"] = str(Path(plan.engine["disk"]) / name)
-    own = {name: value for name, value in plan.engine.items() if name not in BY_NAME}
+    own = {name: value for name, value in plan.engine.items() if name not in IN_ENVIRONMENT}
     shared = {name: value for name, value in plan.server.items() if name in FROM_SERVER}
     return EngineCommand(
         host=host,

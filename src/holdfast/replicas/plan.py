@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from holdfast.engine.durable.places import is_database
 from holdfast.engine.options import OptionError, make_options
 from holdfast.server.options import ServerOptions
 
-__all__ = ["REPLICAS_MAX", "ClusterOptions", "Plan", "journal_of", "make_plan", "read_plan", "written"]
+__all__ = ["REPLICAS_MAX", "ClusterOptions", "Plan", "make_plan", "read_plan", "written"]
 
 REPLICAS_MAX = 1024
 OF_ONE_ENGINE = ("engine", "hang_seconds", "storm")
@@ -141,15 +141,6 @@ def read_plan(values: Mapping[str, Any]) -> Plan:
         if name in server:
             raise OptionError(name, f"must not be in a plan, which Ray shows; set {variable}")
     return make_plan(str(values.get("model", "")), cluster, values.get("engine", {}), server)
-
-
-def journal_of(place: str, name: str) -> str:
-    """The URL of the shared journal for the engine of a name, which is the owner of its sessions there."""
-    parts = urlsplit(place)
-    kept = [(key, value) for key, value in parse_qsl(parts.query, True) if key != "application_name"]
-    prefix = dict(parse_qsl(parts.query)).get("application_name", "holdfast")
-    query = urlencode([*kept, ("application_name", f"{prefix}/{name}")])
-    return urlunsplit(parts._replace(query=query))
 
 
 def written(stated: Mapping[str, Any]) -> list[str]:
