@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.bench.cpu import __main__ as cpu
-from holdfast.bench.cpu import host_step
+from holdfast.bench.cpu import host_step, kv_quality
+from holdfast.bench.loops import open_model
 from holdfast.bench.server import attacks, commits, engine_turns
+from holdfast.bench.small_models import saved_small_model
 from holdfast.bench.timing import in_turn
 from holdfast.engine.durable.stores import read_sessions
 from tests.databases import STORES, new_place
@@ -55,6 +57,18 @@ def test_commits_are_measured_on_both_stores(store: str, tmp_path: Path) -> None
     figures = commits.commits(place, "commit", sessions=3, steps=5, ends=2, step_seconds=0.001)
     assert figures["turns"] == 10 and 0 < figures["added_p50_ms"] <= figures["added_p99_ms"]
     assert read_sessions(place) == [], "its sessions are gone"
+
+
+def test_the_quality_of_memory_is_measured() -> None:
+    """Fewer bits of mantissa cost more; a state that rests more often, too."""
+    with saved_small_model("hybrid") as directory:
+        model = open_model(directory, "cpu", "float32", dummy=False)
+    tokens = [(7 * place + place * place) % 128 for place in range(64)]
+    found = kv_quality.kv_quality(model, tokens)
+    assert 0.0 < found["float16"].kl < found["bfloat16"].kl < found["fp8"].kl
+    rested = kv_quality.state_quality(model, tokens, 8)
+    assert 0.0 < rested.kl < found["fp8"].kl and rested.top_1 > 0.9
+    assert len(kv_quality.docstrings()) > 10_000
 
 
 def test_the_host_is_measured_without_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

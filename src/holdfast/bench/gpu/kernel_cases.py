@@ -135,10 +135,10 @@ def scaled_attention(rows: int, context: int, page_size: int, heads: Heads, way:
     shape = (units, 2, page_size, heads.kv_heads, heads.dim)
     codes = torch.randint(0, 120, shape, dtype=torch.uint8, device="cuda")
     scales = torch.full((units, 2, heads.kv_heads, page_size), 120, dtype=torch.uint8, device="cuda")
-    caches = [ScaledCache(codes[:, part], scales[:, part]) for part in range(2)]
+    key, value = (ScaledCache(codes[:, part], scales[:, part]) for part in range(2))
     query = random_tensor(rows, heads.heads, heads.dim)
     assert batch.full is not None
-    call = partial(kernels.attend, query, *caches, batch.full, batch, scale=heads.dim**-0.5)
+    call = partial(kernels.attend, query, key, value, batch.full, batch, scale=heads.dim**-0.5)
     moved = rows * context * 2 * heads.kv_heads * (heads.dim + 1) + 2 * query.numel() * 2
     label = f"decode {rows} x {context} {heads.heads}/{heads.kv_heads}x{heads.dim} page {page_size} {way}"
     operations = 4.0 * rows * context * heads.heads * heads.dim
