@@ -1,6 +1,7 @@
 """A Ray cluster that runs already: joined, updated replica by replica under load, and left as it was."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -39,6 +40,7 @@ def head(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     yield address, variables
     started.terminate()
     started.wait(60)
+    shutil.rmtree(folder)
 
 
 def listens(port: int) -> bool:

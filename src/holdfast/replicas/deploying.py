@@ -147,21 +147,24 @@ def _wait_answers(options: ServerOptions, signals: Signals) -> bool:
     deadline = time.monotonic() + ANSWER_SECONDS
     host = LOOPBACK.get(options.host, options.host)
     while not signals.wait(LOOK_SECONDS):
-        connection = HTTPConnection(host, options.port, timeout=CONNECT_SECONDS)
-        try:
-            connection.request("GET", "/health/ready")
-            if connection.getresponse().status == HTTPStatus.OK:
-                return True
-        except (OSError, HTTPException):
-            pass  # Not yet.
-        finally:
-            connection.close()
+        if _is_ready(host, options.port):
+            return True
         if time.monotonic() > deadline:
             raise ClusterFailed(
                 f"nothing answers at {host}:{options.port}; if Serve runs there with other options, "
                 "end it with `serve shutdown`"
             )
     return False
+
+
+def _is_ready(host: str, port: int) -> bool:
+    """Whether the service answers, and is ready."""
+    with contextlib.closing(HTTPConnection(host, port, timeout=CONNECT_SECONDS)) as connection:
+        try:
+            connection.request("GET", "/health/ready")
+            return connection.getresponse().status == HTTPStatus.OK
+        except (OSError, HTTPException):
+            return False
 
 
 def _announce(plan: Plan) -> None:
