@@ -456,14 +456,12 @@ class Scheduler:
         registry.ledger.purpose = "cut copy"
         while True:
             try:
-                copies = fall_back(sequence, known)
+                registry.in_flight.add_copies(fall_back(sequence, known), session)
+                break
             except OutOfUnits as shortfall:
                 if not self.pressure.make_room(shortfall, session, may_retract=False):
                     registry.give_up(session)
-                continue
-            registry.in_flight.add_copies(copies, session)
-            sequence.tokens.cut(known)
-            return
+        sequence.tokens.cut(known)
 
     def spill(self, session_id: str, now: float, tier: Tier | None = None) -> bool:
         """Move an idle session's memory to another tier by hand, or to that one; False without room."""
