@@ -167,6 +167,7 @@ READ_ONLY = {
     "/", "/favicon.ico", "/web/{name}", "/health", "/health/ready", "/metrics", "/v1/models",
     "/v1/models/{model:path}",
     "/v1/sessions", "/v1/sessions/{session_id}", "/v1/memory", "/v1/storm", "/get_model_info", "/model_info",
+    "/v1/cluster", "/v1/cluster/events",
     "/get_server_info", "/server_info", "/tokenizer_info", "/version", "/ping",
     "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items",
     "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items",

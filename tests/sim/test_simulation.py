@@ -13,7 +13,7 @@ from holdfast.sim.workloads import WORKLOADS
 from holdfast.sim.world import Setup, World
 from tests.sim import command
 
-RUNS = (Options(7, 24_000, workloads=("mix",)), Options(11, 12_000))
+RUNS = (Options(7, 24_000, workloads=("mix",)), Options(21, 12_000))
 """One workload in every layout at every page size, and all workloads in some."""
 
 

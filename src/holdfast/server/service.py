@@ -486,6 +486,8 @@ class Service:
             """Add the new session; a repeated request finds it already there, or at another engine."""
             name = done.answer.partition("/")[2]
             view = done.view
+            if view is None and not (self.engines is not None and self.engines.shared):
+                view = wire.SessionView(done.answer, 0, None, 0)
             if view is not None and self.table.get(record.tenant, name) is None:
                 seeds = self.seeds.of_session(record.tenant, given)
                 metadata = dict(record.metadata)

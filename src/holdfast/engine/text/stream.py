@@ -223,14 +223,8 @@ class TurnStream:
 
         Tokens after the one that spends a thinking budget are not taken either: another one is forced there.
         """
-        constraint = self.constraint
-        if self.reader is not None:
+        if self.constraint is not None or self.reader is not None:
             return self._push_read(tokens, logprobs)
-        if constraint is not None:
-            if len(tokens) > 1 and not self.ends.isdisjoint(tokens):
-                return self._push_read(tokens, logprobs)
-            # Of tokens after a stop the grammar hears too, which nobody asks any more.
-            constraint.accept(tokens)
         taken: list[int] = []
         for index, token in enumerate(tokens):
             if self.finish is not None:

@@ -48,8 +48,15 @@ class Unreachable(RuntimeError):
     """There is no connection now."""
 
 
+def require_url(url: str) -> None:
+    """Raise `JournalError` if a URL is malformed, before libpq repeats its password in an error."""
+    if fault := fault_of(url):
+        raise JournalError(f"{shown(url)} {fault}")
+
+
 def name_of(url: str) -> str:
     """The name of the server among those of the database: the URL's `application_name`."""
+    require_url(url)
     return str(conninfo_to_dict(url).get("application_name", "holdfast"))
 
 
@@ -62,8 +69,7 @@ def named(url: str, name: str) -> str:
 
 def connect(url: str, durability: Durability = "fsync") -> Connection:
     """A connection whose statements have time limits; `JournalError` if the URL is malformed."""
-    if fault := fault_of(url):
-        raise JournalError(f"{shown(url)} {fault}")
+    require_url(url)
     given = conninfo_to_dict(url)
     stated = {name: value for name, value in DEFAULTS.items() if name not in given}
     opened: Connection = psycopg.connect(
