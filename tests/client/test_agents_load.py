@@ -84,7 +84,9 @@ def test_a_llama_server_alone_is_refused() -> None:
     assert done.returncode == 1 and "--here MODEL" in done.stderr
 
 
-@pytest.mark.parametrize("template", [True, False], ids=["template", "bare"])
+@pytest.mark.parametrize(
+    "template", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["template", "bare"]
+)
 def test_a_load_runs_on_a_model_without_weights(tmp_path: Path, template: bool) -> None:
     model = write_model(tmp_path / "tiny", TINY)
     if not template:

@@ -262,7 +262,7 @@ def test_a_mutant_is_a_finding_about_the_right_one(name: str) -> None:
 
 
 def test_the_same_worlds_find_nothing_without_a_mutant() -> None:
-    assert simulate(Options(OPTIONS.seed, 6000)).finding is None
+    assert simulate(Options(OPTIONS.seed, 3000)).finding is None
     for options in {replace(options, steps=700) for options in SOONER.values()}:
         assert simulate(options).finding is None
 
