@@ -26,7 +26,7 @@ from holdfast.kernels.cuda.driver import (
     map_of,
 )
 
-SOURCE = HOPPER.with_name("attention.cu")
+SOURCE, QUEUE = HOPPER.with_name("attention.cu"), HOPPER.with_name("queue.cu")
 
 DIMS = (64, 128)
 GROUP_MOST = 16
@@ -114,20 +114,22 @@ def build_queue(
 
 def source_of(shape: Shape, stages: int) -> str:
     """The source of a shape: its constants, instructions and the file."""
-    given = {
-        "DIM": shape.dim,
-        "GROUP": shape.group,
-        "KV_HEADS": shape.kv_heads,
-        "PAGE": shape.page_size,
-        "STAGES": stages,
-    }
+    instructions = (_instruction("score", KEY_BLOCK, "add", 0), _instruction("gather", shape.dim, "1", 1))
+    return queue_source(shape, stages, *instructions, SOURCE.read_text(encoding="utf-8"))
+
+
+def queue_source(constants: tuple[int, int, int, int], stages: int, *parts: str) -> str:
+    """The source of a kernel that takes pieces from a queue.
+
+    `constants` are the width of a head, the query heads that share one, the key heads, and the page size.
+    """
+    given = dict(zip(("DIM", "GROUP", "KV_HEADS", "PAGE", "STAGES"), (*constants, stages), strict=True))
     return "\n".join(
         (
             HOPPER.read_text(encoding="utf-8"),
             *(f"#define {name} {value}" for name, value in given.items()),
-            _instruction("score", KEY_BLOCK, "add", 0),
-            _instruction("gather", shape.dim, "1", 1),
-            SOURCE.read_text(encoding="utf-8"),
+            QUEUE.read_text(encoding="utf-8"),
+            *parts,
             f'static_assert(KEYS == {KEY_BLOCK} && GROUPS == {GROUPS} && FETCHED == {FETCHED}, "Python");',
         )
     )
@@ -162,24 +164,39 @@ def attend_queue(
     sinks: torch.Tensor | None,
 ) -> None:
     """Attention of all tiles of the queue, into `out`; for shapes that `takes_queue` supports."""
-    tokens, heads, dim = query.shape
+    _, heads, dim = query.shape
     kv_heads = key_cache.shape[2]
+    assert key_cache.dtype == value_cache.dtype == torch.bfloat16
+    arguments = queue_arguments(query, kv_heads, out, pages, queue, scale, sinks)
+    kernel = queue_kernel(Shape(dim, heads // kv_heads, kv_heads, pages.page_size), query.device.index)
+    assert kernel is not None, "takes_queue supports this shape"
+    blocks = (
+        *(_blocks(cache, KEY_BLOCK, dim // 64) for cache in (key_cache, value_cache)),
+        *(_blocks(cache, FETCHED, 1) for cache in (key_cache, value_cache)),
+    )
+    kernel.launch(queue.programs, blocks, *arguments)
+
+
+def queue_arguments(
+    query: torch.Tensor,
+    kv_heads: int,
+    out: torch.Tensor,
+    pages: Pages,
+    queue: PieceQueue,
+    scale: float,
+    sinks: torch.Tensor | None,
+) -> tuple[ctypes.c_void_p | ctypes.c_int | ctypes.c_float, ...]:
+    """The arguments of a kernel after the keys and values; checks that the queue has room for the step."""
+    tokens, heads, dim = query.shape
     lines = queue.listed.shape[0]
-    assert query.dtype == key_cache.dtype == value_cache.dtype == torch.bfloat16
+    assert query.dtype == torch.bfloat16
     assert query.is_contiguous() and out.is_contiguous() and queue.listed.is_contiguous()
     assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
     assert queue.kv_heads == kv_heads and queue.queries == tile_tokens(heads, kv_heads)
     assert queue.arrived.numel() >= lines * kv_heads * GROUPS
     room = queue_room(tokens, queue.queries, kv_heads, queue.programs)
     assert queue.partial.numel() >= room * heads * (dim + 2)
-    kernel = queue_kernel(Shape(dim, heads // kv_heads, kv_heads, pages.page_size), query.device.index)
-    assert kernel is not None, "takes_queue supports this shape"
-    kernel.launch(
-        queue.programs,
-        (
-            *(_blocks(cache, KEY_BLOCK, dim // 64) for cache in (key_cache, value_cache)),
-            *(_blocks(cache, FETCHED, 1) for cache in (key_cache, value_cache)),
-        ),
+    return (
         ctypes.c_void_p(query.data_ptr()),
         ctypes.c_void_p(out.data_ptr()),
         ctypes.c_void_p(None if sinks is None else sinks.data_ptr()),

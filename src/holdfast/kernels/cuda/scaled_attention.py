@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from holdfast.kernels.batch import KEY_BLOCK, Pages, PieceQueue, queue_room
+from holdfast.kernels.batch import KEY_BLOCK, Pages, PieceQueue
 from holdfast.kernels.cuda.attention import (
     ALIGNMENT,
     BARRIER_BYTES,
@@ -25,7 +25,8 @@ from holdfast.kernels.cuda.attention import (
     STAGES_LEAST,
     STAGES_MOST,
     THREADS,
-    tile_tokens,
+    queue_arguments,
+    queue_source,
 )
 from holdfast.kernels.cuda.driver import (
     HOPPER,
@@ -91,22 +92,12 @@ def takes_scaled_queue(
 
 def scaled_source(shape: ScaledShape, stages: int) -> str:
     """The source of a shape: its constants and the file."""
-    given = {
-        "DIM": shape.dim,
-        "GROUP": shape.group,
-        "KV_HEADS": shape.kv_heads,
-        "PAGE": shape.page_size,
-        "STAGES": stages,
-    }
-    return "\n".join(
-        (
-            HOPPER.read_text(encoding="utf-8"),
-            *(f"#define {name} {value}" for name, value in given.items()),
-            SOURCE.read_text(encoding="utf-8"),
-            f'static_assert(KEYS == {KEY_BLOCK} && GROUPS == {GROUPS} && FETCHED == {FETCHED}, "Python");',
-            f'static_assert(PLACE + SCALES == {shape.stage_bytes} && NARROW == {COLUMNS}, "Python");',
-            f'static_assert(GROUPS * SUMS == {shape.sums_bytes}, "Python");',
-        )
+    return queue_source(
+        shape,
+        stages,
+        SOURCE.read_text(encoding="utf-8"),
+        f'static_assert(PLACE + SCALES == {shape.stage_bytes} && NARROW == {COLUMNS}, "Python");',
+        f'static_assert(GROUPS * SUMS == {shape.sums_bytes}, "Python");',
     )
 
 
@@ -121,21 +112,15 @@ def attend_scaled_queue(
     sinks: torch.Tensor | None,
 ) -> None:
     """Attention of all rows of the queue, each of one token, into `out`; for shapes that have a kernel."""
-    tokens, heads, dim = query.shape
+    _, heads, dim = query.shape
     kv_heads = key.codes.shape[2]
-    lines = queue.listed.shape[0]
-    assert query.dtype == torch.bfloat16 and key.codes.dtype == value.codes.dtype == torch.uint8
-    assert query.is_contiguous() and out.is_contiguous() and queue.listed.is_contiguous()
-    assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
-    assert queue.kv_heads == kv_heads and queue.queries == tile_tokens(heads, kv_heads)
-    assert queue.arrived.numel() >= lines * kv_heads * GROUPS
-    room = queue_room(tokens, queue.queries, kv_heads, queue.programs)
-    assert queue.partial.numel() >= room * heads * (dim + 2)
+    assert key.codes.dtype == value.codes.dtype == torch.uint8
     assert key.scales.stride() == value.scales.stride() and key.scales.stride(2) == 1
     assert kv_heads == 1 or key.scales.stride(1) == pages.page_size
     sixteens, rest = divmod(key.scales.stride(0), 16)
     unaligned = key.scales.data_ptr() % 16 or value.scales.data_ptr() % 16
     assert rest == 0 and not unaligned, "the copy engine fetches 16 bytes"
+    arguments = queue_arguments(query, kv_heads, out, pages, queue, scale, sinks)
     shape = ScaledShape(dim, heads // kv_heads, kv_heads, pages.page_size)
     kernel = scaled_queue_kernel(shape, query.device.index)
     assert kernel is not None, "takes_scaled_queue supports this shape"
@@ -145,17 +130,7 @@ def attend_scaled_queue(
             *(_blocks(cache.codes, KEY_BLOCK) for cache in (key, value)),
             *(_blocks(cache.codes, FETCHED) for cache in (key, value)),
         ),
-        ctypes.c_void_p(query.data_ptr()),
-        ctypes.c_void_p(out.data_ptr()),
-        ctypes.c_void_p(None if sinks is None else sinks.data_ptr()),
-        ctypes.c_void_p(pages.table.data_ptr()),
-        ctypes.c_void_p(queue.listed.data_ptr()),
-        ctypes.c_void_p(queue.arrived.data_ptr()),
-        ctypes.c_void_p(queue.partial.data_ptr()),
-        ctypes.c_void_p(queue.taken.data_ptr()),
-        ctypes.c_int(lines),
-        ctypes.c_int(pages.table.stride(0)),
-        ctypes.c_float(scale),
+        *arguments,
         ctypes.c_void_p(key.scales.data_ptr()),
         ctypes.c_void_p(value.scales.data_ptr()),
         ctypes.c_int(sixteens),

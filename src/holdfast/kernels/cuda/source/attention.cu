@@ -16,34 +16,17 @@
 // list and the table are older than the model's first kernel. Everything else is read, and anything written, after the
 // wait.
 //
-// `attention.py` compiles this file with DIM, GROUP, KV_HEADS, PAGE and STAGES defined, and with `hopper.cu`, `score`
-// and `gather` before it: instructions of the matrix units, scores[64 x 64] (+)= queries[64 x 16] keys[64 x 16]^T and
-// mixed[64 x DIM] += weights[64 x 16] values[16 x DIM].
+// `attention.py` compiles this file with DIM, GROUP, KV_HEADS, PAGE and STAGES defined, and with `hopper.cu`,
+// `queue.cu`, `score` and `gather` before it: instructions of the matrix units, scores[64 x 64] (+)= queries[64 x 16]
+// keys[64 x 16]^T and mixed[64 x DIM] += weights[64 x 16] values[16 x DIM].
 
-constexpr int KEYS = 64, HALVES = DIM / 64, QUERIES = 64 / GROUP, HEADS = KV_HEADS * GROUP;
-constexpr int GROUPS = 2, THREADS = 128 * GROUPS, FETCHERS = 128;
-constexpr int FETCHED = 16;                // keys per load where a block is not full, or pages are small
-constexpr bool WHOLE = PAGE % KEYS == 0;   // a full block lies in one page
-constexpr int SUMS = DIM / 2;              // of a tile's results, those of a thread
-constexpr int PARTIAL = DIM + 2;           // floats of a row's part: results, peak, weight
-constexpr int NARROW = 8, OWN = KEYS / 4;  // most rows of a narrow piece, and keys per warp of a block
-constexpr int SOME = DIM / 32;             // columns of a row's results that each thread of a warp has
-constexpr int PITCH = DIM + 4;             // floats per row in the reduction; 4 against bank conflicts
-constexpr int KNOWN = 2 * STAGES;          // pieces whose lines are kept: those in the ring and those being finished
+constexpr int HALVES = DIM / 64, QUERIES = 64 / GROUP;
+constexpr int SUMS = DIM / 2;  // of a tile's results, those of a thread
 // Bytes of a line of 64 columns, of all keys' lines of one half, of a block's keys or values, and of both.
 constexpr u32 LINE = 128, HALF = KEYS * LINE, BLOCK = HALVES * HALF, PLACE = 2 * BLOCK;
-#define NOTHING __uint_as_float(0xFF800000u)  // minus infinity, the score of masked keys
-#define LOG2_E 1.4426950408889634f
 
 static_assert(GROUP <= 64, "the heads of one token are rows of one matrix");
 static_assert(4 * NARROW * PITCH * 4 <= PLACE, "warps add up where a block was");
-static_assert(PAGE % FETCHED == 0, "a fetch stays within a page");
-
-struct Piece {
-    int row, token, tokens, first;      // its tokens, and the position of the first one; no tokens: no more pieces
-    int history, begin, finish, parts;  // keys of the row from earlier steps; its own keys; pieces of the tile
-    int part, room, line, head;         // which of those it is; where the first one's results go; its line
-};
 
 // FETCHED or KEYS keys, or values, of one head into a place of the ring.
 __device__ __forceinline__ void fetch(u32 to, const TensorMap* map, int token, int half, int head, int unit,
@@ -53,23 +36,6 @@ __device__ __forceinline__ void fetch(u32 to, const TensorMap* map, int token, i
         "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(to), "l"(map), "r"(0), "r"(token), "r"(half), "r"(head),
         "r"(unit), "r"(barrier), "l"(mark)
         : "memory");
-}
-
-__device__ __forceinline__ void meet(int barrier, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-// Atomic increment with acquire-release order; returns the old value.
-__device__ __forceinline__ int count_up(int* counter) {
-    int before;
-    asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-    return before;
-}
-
-__device__ __forceinline__ float power_of_two(float value) {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-    return result;
 }
 
 // The running softmax of a thread's two rows: highest score, sum of weights, weighted values. Scores are in units of
@@ -84,29 +50,7 @@ struct Result {
     }
 };
 
-// Instructions of a warp: four blocks of 8 x 8 from shared memory, as they lie or turned over; a block turned over; and
-// sums[16 x 8] += a[16 x 16] b[16 x 8].
-
-template <bool TURNED>
-__device__ __forceinline__ void load_blocks(u32 (&blocks)[4], u32 address) {
-    if (TURNED)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(blocks[0]), "=r"(blocks[1]), "=r"(blocks[2]), "=r"(blocks[3])
-                     : "r"(address)
-                     : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(blocks[0]), "=r"(blocks[1]), "=r"(blocks[2]), "=r"(blocks[3])
-                     : "r"(address)
-                     : "memory");
-}
-
-__device__ __forceinline__ u32 turn_over(u32 block) {
-    u32 turned;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(block));
-    return turned;
-}
-
+// An instruction of a warp: sums[16 x 8] += a[16 x 16] b[16 x 8].
 __device__ __forceinline__ void multiply(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -181,37 +125,6 @@ struct NarrowResult {
         const u32 b0 = turn_over(pair_of(scores[0], scores[1])), b1 = turn_over(pair_of(scores[2], scores[3]));
 #pragma unroll
         for (int k = 0; k < DIM / 16; k++) multiply(mixed[k], blocks[k], b0, b1);
-    }
-};
-
-// A row of a narrow piece, put together from the parts that others have: some columns of its results.
-struct Row {
-    float peak, weight, mixed[SOME];
-
-    __device__ __forceinline__ void clear() {
-        peak = NOTHING, weight = 0.0f;
-#pragma unroll
-        for (int i = 0; i < SOME; i++) mixed[i] = 0.0f;
-    }
-
-    __device__ __forceinline__ void add(const float* theirs, float their_peak, float their_weight) {
-        const float higher = fmaxf(peak, their_peak), anchor = higher == NOTHING ? 0.0f : higher;
-        const float shrink = power_of_two(peak - anchor), share = power_of_two(their_peak - anchor);
-        peak = higher, weight = weight * shrink + their_weight * share;
-#pragma unroll
-        for (int i = 0; i < SOME; i++) mixed[i] = mixed[i] * shrink + theirs[i] * share;
-    }
-
-    __device__ __forceinline__ void leave(float* part, int at) {
-#pragma unroll
-        for (int i = 0; i < SOME; i += 2) __stcg((float2*)(part + at + i), make_float2(mixed[i], mixed[i + 1]));
-        if (at == 0) __stcg((float2*)(part + DIM), make_float2(peak, weight));
-    }
-
-    __device__ __forceinline__ void finish(u16* to, float sum) {
-        const float whole = 1.0f / sum;
-#pragma unroll
-        for (int i = 0; i < SOME; i += 2) *(u32*)(to + i) = pair_of(mixed[i] * whole, mixed[i + 1] * whole);
     }
 };
 

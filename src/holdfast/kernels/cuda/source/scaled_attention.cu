@@ -13,32 +13,16 @@
 // pairs, if the columns of keys and queries are permuted alike. Values are wanted in pairs of keys: a transposing load
 // of 16-bit elements brings two columns of two keys, and a byte permutation sorts them by column.
 //
-// `scaled_attention.py` compiles this file with DIM, GROUP, KV_HEADS, PAGE and STAGES defined, after `hopper.cu`.
+// `scaled_attention.py` compiles this file with DIM, GROUP, KV_HEADS, PAGE and STAGES defined, after `hopper.cu` and
+// `queue.cu`.
 
-constexpr int KEYS = 64, HEADS = KV_HEADS * GROUP, CHUNKS = DIM / 16;
-constexpr int GROUPS = 2, THREADS = 128 * GROUPS, FETCHERS = 128;
-constexpr int FETCHED = 16;                // keys per load where a block is not full, or pages are small
-constexpr bool WHOLE = PAGE % KEYS == 0;   // a full block lies in one page
-constexpr int PARTIAL = DIM + 2;           // floats of a row's part: results, peak, weight
-constexpr int NARROW = 8, OWN = KEYS / 4;  // columns of the matrix, and keys per warp of a block
-constexpr int SOME = DIM / 32;             // columns of a row's results that each thread of a warp has
-constexpr int PITCH = DIM + 4;             // floats per row in the reduction; 4 against bank conflicts
-constexpr int KNOWN = 2 * STAGES;          // pieces whose lines are kept: those in the ring and those being finished
+constexpr int CHUNKS = DIM / 16;
 // Bytes of a key's codes, of a block's keys or values, of both, of their scales, and of a group's reduction.
 constexpr u32 LINE = DIM, BLOCK = KEYS * LINE, PLACE = 2 * BLOCK, SCALES = 2 * KEYS;
 constexpr u32 SUMS = 4 * NARROW * PITCH * 4;
-#define NOTHING __uint_as_float(0xFF800000u)  // minus infinity, the score of masked keys
-#define LOG2_E 1.4426950408889634f
 
 static_assert(DIM == 64 || DIM == 128, "a line is as wide as its swizzle");
 static_assert(GROUP <= NARROW, "the heads of one token are columns of one matrix");
-static_assert(PAGE % FETCHED == 0, "a fetch stays within a page");
-
-struct Piece {
-    int row, token, tokens, first;      // its token and that one's position; no tokens: no more pieces
-    int history, begin, finish, parts;  // keys of the row from earlier steps; its own keys; pieces of the row
-    int part, room, line, head;         // which of those it is; where the first one's results go; its line
-};
 
 // FETCHED or KEYS keys, or values, of one head into a place of the ring.
 __device__ __forceinline__ void fetch(u32 to, const TensorMap* map, int token, int head, int unit, u32 barrier,
@@ -55,23 +39,6 @@ __device__ __forceinline__ void fetch_scales(u32 to, const unsigned char* from, 
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(count), "r"(barrier)
                  : "memory");
-}
-
-__device__ __forceinline__ void meet(int barrier, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-// Atomic increment with acquire-release order; returns the old value.
-__device__ __forceinline__ int count_up(int* counter) {
-    int before;
-    asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-    return before;
-}
-
-__device__ __forceinline__ float power_of_two(float value) {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-    return result;
 }
 
 // The power of two whose biased exponent lies at an address in shared memory.
@@ -100,29 +67,7 @@ __device__ __forceinline__ u32 times(u32 pair, u32 factors) {
     return result;
 }
 
-// Instructions of a warp: four blocks of 8 x 8 elements of 16 bits from shared memory, as they lie or turned over; a
-// block turned over; and sums[16 x 8] += a[16 x 16] b[16 x 8].
-
-template <bool TURNED>
-__device__ __forceinline__ void load_blocks(u32 (&blocks)[4], u32 address) {
-    if (TURNED)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(blocks[0]), "=r"(blocks[1]), "=r"(blocks[2]), "=r"(blocks[3])
-                     : "r"(address)
-                     : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(blocks[0]), "=r"(blocks[1]), "=r"(blocks[2]), "=r"(blocks[3])
-                     : "r"(address)
-                     : "memory");
-}
-
-__device__ __forceinline__ u32 turn_over(u32 block) {
-    u32 turned;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(block));
-    return turned;
-}
-
+// An instruction of a warp: sums[16 x 8] += a[16 x 16] b[16 x 8].
 __device__ __forceinline__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -241,37 +186,6 @@ struct Result {
             decode(__byte_perm(blocks[k / 2][k % 2 * 2 + 1], 0, 0x3120), a[2], a[3]);
             multiply(mixed[k], times(a[0], low), times(a[1], low), times(a[2], high), times(a[3], high), b0, b1);
         }
-    }
-};
-
-// A row of a piece, put together from the parts that others have: some columns of its results.
-struct Row {
-    float peak, weight, mixed[SOME];
-
-    __device__ __forceinline__ void clear() {
-        peak = NOTHING, weight = 0.0f;
-#pragma unroll
-        for (int i = 0; i < SOME; i++) mixed[i] = 0.0f;
-    }
-
-    __device__ __forceinline__ void add(const float* theirs, float their_peak, float their_weight) {
-        const float higher = fmaxf(peak, their_peak), anchor = higher == NOTHING ? 0.0f : higher;
-        const float shrink = power_of_two(peak - anchor), share = power_of_two(their_peak - anchor);
-        peak = higher, weight = weight * shrink + their_weight * share;
-#pragma unroll
-        for (int i = 0; i < SOME; i++) mixed[i] = mixed[i] * shrink + theirs[i] * share;
-    }
-
-    __device__ __forceinline__ void leave(float* part, int at) {
-#pragma unroll
-        for (int i = 0; i < SOME; i += 2) __stcg((float2*)(part + at + i), make_float2(mixed[i], mixed[i + 1]));
-        if (at == 0) __stcg((float2*)(part + DIM), make_float2(peak, weight));
-    }
-
-    __device__ __forceinline__ void finish(u16* to, float sum) {
-        const float whole = 1.0f / sum;
-#pragma unroll
-        for (int i = 0; i < SOME; i += 2) *(u32*)(to + i) = pair_of(mixed[i] * whole, mixed[i + 1] * whole);
     }
 };
 
