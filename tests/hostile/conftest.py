@@ -77,7 +77,9 @@ def idle_servers() -> Iterator[list[Server]]:
 @pytest.fixture
 def echo(idle_servers: list[Server], request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server of that model, found as it should be after each test."""
-    server = idle_servers.pop() if idle_servers else Server("echo", *ROOM, starts_within=demands.START_SECONDS)
+    if not idle_servers:
+        idle_servers.append(Server("echo", *ROOM, starts_within=demands.START_SECONDS))
+    server = idle_servers.pop()
     yield server
     if FAILED in request.node.stash:
         end(server)
