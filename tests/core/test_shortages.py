@@ -161,3 +161,15 @@ def test_whoever_has_room_in_its_quota_but_not_in_the_pool_keeps_others_from_the
     driver.step()
     assert (driver.session("answers").sequence.planned, admitted(other)) == (2 * PAGE + 1, [True])
     driver.run()
+
+
+def test_open_inputs_share_what_a_step_computes_ahead() -> None:
+    driver = Driver("dense", PAGE, listening_tokens=8)
+    for seed, name in enumerate("ab"):
+        driver.open(name)
+        driver.listen(name, prompt(20, seed))
+    sums = []
+    while driver.registry.unheard:
+        sums.append(sum(row.count for row in driver.step().rows))
+    assert sums == [8, 8, 8, 8, 6, 0]
+    assert [driver.session(name).sequence.computed for name in "ab"] == [19, 19]
