@@ -4,6 +4,7 @@
     PYTHONPATH=src python3 -m holdfast.bench.gpu --checks             # checks alone
     PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --model qwen3-8b
     PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --model qwen3-8b --profile 1 64
+    PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --part steps --model gpt-oss-20b-mxfp4
     PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --part constrained --tokenizer tokenizer.json
 
 Needs torch, triton, safetensors, numpy and one NVIDIA GPU; the checks (`python3 -m tests.gpu`) need a
@@ -35,7 +36,7 @@ from holdfast.bench.gpu.graphs import measure_ceilings, require_gpu
 from holdfast.bench.gpu.kv8 import measure_kv8
 from holdfast.bench.gpu.report import note, report
 from holdfast.bench.gpu.roofline import Roofline
-from holdfast.bench.gpu.shapes import SHAPES, dense_only, shaped_model, to_fp8
+from holdfast.bench.gpu.shapes import DENSE, SHAPES, dense_only, shaped_model, to_fp8
 from holdfast.bench.loops import capture_graphs, open_loop
 from holdfast.engine.constraints.errors import GrammarError
 from holdfast.engine.loop import EngineLoop
@@ -65,6 +66,8 @@ CONSTRAINED_RUNS = 7
 """More, since each run has other texts, of which more or less is forced."""
 
 PARTS = ["decode", "turns", "prefill", "sessions", "constrained", "tiers", "defaults", "dense", "kv8", "fp8"]
+PARTS_BY_NAME = ["steps"]
+"""Measured only where they are named."""
 SHARED_PARTS = frozenset({"decode", "turns", "prefill", "sessions", "constrained"})
 """The parts that are measured with one engine loop."""
 
@@ -132,6 +135,34 @@ def measure_constrained(name: str, loop: EngineLoop, tokenizer: Path | None) -> 
     report(model=name, measure="six fixed keys", tokens=tokens, steps=steps, ratio=round(steps / tokens, 3))
 
 
+def measure_steps_alone(name: str, model: Model, profiled: Sequence[int], roofline: Roofline) -> None:
+    """Decode steps and a prompt. Graphs are captured where steps lack them, so that few are."""
+    options = {**OPTIONS, "kv_tokens": 64_000, "window_tokens": 32_000, "max_running": 64}
+    if model.memory_shape.state is not None:
+        options["state_slots"] = 4 * options["max_running"]
+    loop = open_loop(model, False, **options)
+    assert isinstance(loop.executor, Executor)
+    loop.executor.capture(first_only=True)
+    with few_collections():
+        for batch in (1, 16, 64):
+            timings.decode_step(loop, batch, 8)
+            while loop.executor.capture_next(missed=True):
+                pass
+            timings.decode_step(loop, batch, 8)
+            value = timings.decode_step(loop, batch)
+            note(name, f"decode {batch}", value, "ms", roofline.decode_ms(batch, 256))
+        timings.prefill(loop, 1, 8192)
+        note(name, "prefill 1 x 8192", timings.prefill(loop, 1, 8192), "tokens/s")
+    list_kernels(name, loop, profiled)
+
+
+def list_kernels(name: str, loop: EngineLoop, profiled: Sequence[int]) -> None:
+    """The kernels of decode steps, the longest first."""
+    for batch in profiled:
+        for kernel, took, count in timings.kernel_times(loop, batch)[:24]:
+            report(model=name, profile=batch, kernel=kernel, us=round(took, 1), launches=count)
+
+
 def measure_tiers(name: str, model: Model) -> None:
     """Sessions of 32k tokens where two fit: every turn finds its session spilled to the host."""
     small = {**OPTIONS, "kv_tokens": 80_000, "window_tokens": 8192, "state_slots": 8, "checkpoints": 0}
@@ -162,9 +193,7 @@ def measure_steps(name: str, model: Model, chosen: Selection, roofline: Roofline
             measure_sessions(name, loop)
         if "constrained" in chosen.parts:
             measure_constrained(name, loop, chosen.tokenizer)
-    for batch in chosen.profiled:
-        for kernel, took, count in timings.kernel_times(loop, batch)[:24]:
-            report(model=name, profile=batch, kernel=kernel, us=round(took, 1), launches=count)
+    list_kernels(name, loop, chosen.profiled)
     report(model=name, in_use_gib=round(in_use / 2**30, 1))
 
 
@@ -175,11 +204,13 @@ def measure(name: str, chosen: Selection, bandwidth: float) -> None:
     model = shaped_model(SHAPES[name])
     roofline = Roofline(model, torch.cuda.memory_allocated() - before, bandwidth)
     report(model=name, loaded_s=round(time.perf_counter() - begun, 1))
-    if chosen.profiled or not SHARED_PARTS.isdisjoint(chosen.parts):
+    if "steps" in chosen.parts:
+        measure_steps_alone(name, model, chosen.profiled, roofline)
+    elif chosen.profiled or not SHARED_PARTS.isdisjoint(chosen.parts):
         measure_steps(name, model, chosen, roofline)
     gc.collect()
     torch.cuda.empty_cache()
-    if set(chosen.parts) != {"kv8"}:  # which plans by itself
+    if not {"kv8", "steps"}.issuperset(chosen.parts):  # which do not plan, or by themselves
         report(model=name, planned=planned(model))
     if "tiers" in chosen.parts:
         measure_tiers(name, model)
@@ -292,7 +323,9 @@ def main() -> int:
     parser.add_argument("--checks", action="store_true", help="run the checks alone")
     parser.add_argument("--timings", action="store_true", help="skip the checks")
     parser.add_argument("--model", choices=SHAPES, action="append", help="measure this model; repeatable")
-    parser.add_argument("--part", choices=PARTS, action="append", help="measure this part; repeatable")
+    parser.add_argument(
+        "--part", choices=[*PARTS, *PARTS_BY_NAME], action="append", help="measure this part; repeatable"
+    )
     parser.add_argument(
         "--profile", type=int, nargs="*", default=[], help="batch sizes whose kernels are listed"
     )
@@ -311,7 +344,7 @@ def main() -> int:
         ceilings = measure_ceilings()
         report(copy_tb_s=round(ceilings.bandwidth / 1e12, 2), product_tflop_s=round(ceilings.rate / 1e12))
         chosen = Selection(arguments.part or PARTS, arguments.profile, arguments.tokenizer)
-        for name in arguments.model or SHAPES:
+        for name in arguments.model or DENSE:
             measure(name, chosen, ceilings.bandwidth)
             gc.collect()
             torch.cuda.empty_cache()
