@@ -17,6 +17,7 @@ from holdfast.kernels import Batch, Rotation
 from holdfast.models.config import AttentionConfig, MlpConfig
 from holdfast.models.linear import DenseLinear, Linear
 from holdfast.models.memory import Memory
+from holdfast.models.quantised.products import QuantisedLinear
 from holdfast.models.weights import WeightReader
 
 
@@ -153,7 +154,11 @@ class Mlp:
         return cls(
             config,
             reader.linear(
-                [f"{prefix}{part}" for part in parts], width, [config.width] * len(parts), bias=config.bias
+                [f"{prefix}{part}" for part in parts],
+                width,
+                [config.width] * len(parts),
+                bias=config.bias,
+                gated=config.gated and config.gate_multiplier == 1.0,
             ),
             reader.linear([f"{prefix}down_proj"], config.width, [width], bias=config.bias),
         )
@@ -168,6 +173,8 @@ class Mlp:
         if isinstance(self._input, DenseLinear) and config.gate_multiplier == 1.0:
             given = self._input
             inner = kernels.linear_gated(x, given.weight, given.bias, self._activation, given.twelve)
+        elif isinstance(self._input, QuantisedLinear) and self._input.activates:
+            inner = self._input(x, self._activation)
         else:
             inner = self._input(x)
             if config.gate_multiplier != 1.0:

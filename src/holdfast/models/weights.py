@@ -139,8 +139,12 @@ class WeightReader:
         *,
         bias: bool = False,
         order: Tensor | None = None,
+        gated: bool = False,
     ) -> Linear:
-        """The projections `names` concatenated along the outputs (then reordered by `order`)."""
+        """The projections `names` concatenated along the outputs (then reordered by `order`).
+
+        With `gated` they are both halves of a gated activation, which a quantised one may apply.
+        """
         weights = [f"{name}.weight" for name in names]
         forms = [self._form(name) for name in names]
         # GPTQ checkpoints may have biases, of zeros or not, where the family has none.
@@ -156,7 +160,7 @@ class WeightReader:
             ]
             offset = _reordered(torch.cat(parts), order)
         if any(form is not None for form in forms):
-            return self._linear_of_codes(names, forms, inputs, outputs, offset, order)
+            return self._linear_of_codes(names, forms, inputs, outputs, offset, order, gated=gated)
         quantised = self._quantised_linear(weights, inputs, outputs, offset, order)
         if quantised is None and order is None:
             quantised = self._fp8_linear(weights, inputs, outputs, offset)
@@ -338,6 +342,8 @@ class WeightReader:
         outputs: Sequence[int],
         bias: Tensor | None,
         order: Tensor | None,
+        *,
+        gated: bool,
     ) -> Linear:
         """Projections of which some are quantised: as one where their forms are equal, else one by one."""
         placement = self.placement
@@ -357,13 +363,13 @@ class WeightReader:
                 found.append(weight)
         whole = joined_codes(found) if len(found) == len(names) else None
         if whole is not None:
-            return linear_of(whole if order is None else whole.rows(order), bias, placement.device)
+            return linear_of(whole if order is None else whole.rows(order), bias, placement, gated=gated)
         linears: list[Linear] = []
         for name, form, size in zip(names, forms, outputs, strict=True):
             if form is None:
                 linears.append(self.linear([name], inputs, [size]))
             else:
-                linears.append(linear_of(found.pop(0), None, placement.device))
+                linears.append(linear_of(found.pop(0), None, placement))
         return JoinedLinear(linears, order, bias)
 
     def _raw(self, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -110,6 +110,7 @@ def feed_forward(builder: Builder, prefix: str, config: MlpConfig | ExpertsConfi
         config,
         read_router(config, reader, f"{prefix}gate", width, None),
         read_experts(config, reader, f"{prefix}experts.", width),
+        reader.placement.dtype,
     )
     if config.shared is None:
         return routed

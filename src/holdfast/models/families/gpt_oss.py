@@ -43,7 +43,7 @@ def _experts(builder: Builder, prefix: str, config: ExpertsConfig) -> Experts:
     reader, width, count, inner = builder.reader, builder.config.width, config.experts, config.width
     router = read_router(config, reader, f"{prefix}router", width, f"{prefix}router.bias")
     if reader.has(f"{prefix}experts.gate_proj.bias"):
-        return Experts(config, router, _separate_experts(builder, prefix, config))
+        return Experts(config, router, _separate_experts(builder, prefix, config), reader.placement.dtype)
     bias = reader.tensor(f"{prefix}experts.gate_up_proj_bias", (count, 2 * inner))
     halves = torch.arange(2 * inner, device=bias.device).view(inner, 2).T.reshape(-1)
     gate_up = reader.stacked_experts(f"{prefix}experts.gate_up_proj", count, 2 * inner, width, halves)
@@ -61,6 +61,7 @@ def _experts(builder: Builder, prefix: str, config: ExpertsConfig) -> Experts:
             bias[:, halves].contiguous(),
             reader.tensor(f"{prefix}experts.down_proj_bias", (count, width)),
         ),
+        reader.placement.dtype,
     )
 
 

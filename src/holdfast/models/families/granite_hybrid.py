@@ -91,7 +91,8 @@ def _feed_forward(builder: Builder, at: str, config: MlpConfig | ExpertsConfig) 
     inner = reader.tensor(f"{prefix}input_linear.weight", (config.experts, 2 * config.width, width))
     outer = reader.tensor(f"{prefix}output_linear.weight", (config.experts, width, config.width))
     router = read_router(config, reader, f"{prefix}router.layer", width, None)
-    return Together(Experts(config, router, ExpertWeights(inner, outer)), dense)
+    routed = Experts(config, router, ExpertWeights(inner, outer), reader.placement.dtype)
+    return Together(routed, dense)
 
 
 def blocks(builder: Builder) -> Iterator[Block]:

@@ -102,6 +102,7 @@ def _mixture(builder: Builder, prefix: str, config: ExpertsConfig) -> Part:
         config,
         read_router(config, reader, f"{prefix}gate", width, correction),
         read_experts(config, reader, f"{prefix}experts.", inner),
+        reader.placement.dtype,
         latent=latent,
     )
     return Together(routed, builder.mlp(f"{prefix}shared_experts.", config.shared))
