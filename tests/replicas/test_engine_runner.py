@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.autoscaling import Load
-from holdfast.replicas.engine_runner import EngineCommand, EngineNotStarted, EngineRunner, load_of
-from holdfast.server.link import wire
+from holdfast.replicas.engine_runner import EngineCommand, EngineNotStarted, EngineRunner
 from holdfast.server.link.tls import write_keys
 
 
@@ -131,18 +130,3 @@ def test_a_child_without_its_parent_does_nothing() -> None:
     )
     assert (run.returncode, run.stdout) == (1, "")
     assert "has ended" in run.stderr
-
-
-def test_the_load_is_that_of_the_fullest_pool() -> None:
-    holders = [
-        ("full", "device", "FREE", 50),
-        ("full", "device", "TREE", 25),
-        ("full", "device", "TURN", 25),
-        ("window", "device", "FREE", 1),
-        ("window", "device", "SESSION", 3),
-        ("full", "host", "SESSION", 100),
-        ("state", "device", "FREE", 0),
-    ]
-    pulse = wire.Pulse(1, running=2, queued=3, sessions=4, counters={}, holders=holders, findings=0)
-    assert load_of(pulse) == Load(0.25, 3, 2)
-    assert load_of(wire.Pulse(1, 0, 0, 0, {}, [], 0)) == Load(1.0)

@@ -15,17 +15,17 @@ import re
 import secrets
 import signal
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from holdfast.cluster.autoscaling import Load
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import EngineClient, TurnFeed
-from holdfast.server.link.placement import EVICTABLE
+from holdfast.server.link.loads import fullest_pool
 from holdfast.server.link.remote_engine import RemoteEngine, turn_lost
 from holdfast.server.link.tls import client_context
 
-__all__ = ["EngineCommand", "EngineNotStarted", "EngineRunner", "load_of"]
+__all__ = ["EngineCommand", "EngineNotStarted", "EngineRunner"]
 
 log = logging.getLogger("holdfast.replica")
 
@@ -144,7 +144,7 @@ class EngineRunner:
     def load(self) -> Load | None:
         """How loaded the engine is, as it said last."""
         pulse = None if self._link is None else self._link.last_pulse
-        return None if pulse is None else load_of(pulse)
+        return None if pulse is None else Load(fullest_pool(pulse).free_share, pulse.queued, pulse.running)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -198,18 +198,6 @@ class Deaf:
 
     def engine_lost(self, volatile: Collection[str] | None = None) -> None:
         """The link to the engine is lost."""
-
-
-def load_of(pulse: wire.Pulse) -> Load:
-    """The load in a heartbeat: the free share is that of the fullest pool of the device."""
-    sizes: dict[str, int] = {}
-    spare: dict[str, int] = {}
-    for component, tier, kind, units in pulse.holders:
-        if tier == "device":
-            sizes[component] = sizes.get(component, 0) + units
-            spare[component] = spare.get(component, 0) + (units if kind in EVICTABLE else 0)
-    shares: Sequence[float] = [spare[name] / size for name, size in sizes.items() if size]
-    return Load(min(shares, default=1.0), pulse.queued, pulse.running)
 
 
 def _bracketed(host: str) -> str:
