@@ -134,9 +134,9 @@ def test_any_text_is_kept(journal: PostgresJournal, place: str) -> None:
     keep(journal, described, replace(ended(f"s{text}", 1)), Requested(f"s{text}", text, text, text))
     keep(journal, Forked(f"f{text}", f"s{text}", 1, 2000.0))
     first, second = read_sessions(place)
-    assert (first.id, first.tenant, first.system, first.unusable) == (f"s{text}", text, text, "")
+    assert (first.id, first.tenant, first.about.system, first.unusable) == (f"s{text}", text, text, "")
     assert first.requests == {text: (text, text)}
-    assert (second.id, second.parent, len(second.turns)) == (f"f{text}", f"s{text}", 1)
+    assert (second.id, second.about.parent, len(second.turns)) == (f"f{text}", f"s{text}", 1)
 
 
 def test_sessions_are_read_a_few_at_a_time(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
