@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.errors import SessionExists, TooManySessions
+from holdfast.core.errors import JournalUnavailable, SessionExists, TooManySessions
 from holdfast.engine import claims as claims_module
 from holdfast.engine.claims import Found, SessionClaims
 from holdfast.engine.durable.membership import Membership
@@ -136,6 +136,24 @@ def test_a_full_engine_claims_nothing(join: Join) -> None:
     assert isinstance(second.claim("ann/s")["ann/s"].refusal, TooManySessions)
     third = join("c")
     assert third.claim("ann/s")["ann/s"].here, "the session was left for another"
+
+
+def test_a_claim_that_fails_in_an_unforeseen_way_is_refused_and_may_be_made_again(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = join("a")
+    first.open("ann/s")
+    first.loop.shut_down()
+    second = join("b")
+
+    def broken(*_: object) -> None:
+        raise ValueError("a row that nobody expected")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(second.claims.store), "take_over", broken)
+        refusal = second.claim("ann/s")["ann/s"].refusal
+    assert isinstance(refusal, JournalUnavailable) and "a row that nobody expected" in str(refusal)
+    assert second.claim("ann/s")["ann/s"].here
 
 
 def test_sessions_that_nobody_asks_for_are_claimed_in_the_end(

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from holdfast.core.errors import JournalUnavailable, Refused, SessionExists, TooManySessions
-from holdfast.engine.durable.records import JournalError, StoredSession
+from holdfast.engine.durable.records import StoredSession
 from holdfast.engine.durable.recovery import recover
 from holdfast.engine.durable.store import Home, OwningStore, Taken
 from holdfast.engine.loop import EngineLoop
@@ -180,11 +180,9 @@ class SessionClaims:
 
     def _claimed(self, names: Collection[str], future: Future[Taken]) -> None:
         self._in_flight = False
-        taken, refusal = Taken([], {}), None
-        try:
-            taken = future.result()
-        except JournalError as error:
-            refusal = JournalUnavailable(str(error))
+        error = future.exception()
+        refusal = None if error is None else JournalUnavailable(str(error) or type(error).__name__)
+        taken = Taken([], {}) if error is not None else future.result()
         for stored in taken.sessions:
             self._open(stored)
         for name in names:

@@ -62,14 +62,20 @@ class EngineLink:
         except BaseException:
             plain.close()
             raise
+        try:
+            self._greet(model, address)
+        except BaseException:
+            self.close()
+            raise
+
+    def _greet(self, model: str, address: str) -> None:
+        """Say who asks, and wait for the first heartbeat."""
         self.post(
             wire.Greeting(wire.PROTOCOL, secrets.token_hex(16), self._prefix, model, address, engine=True)
         )
         welcome = self._hear()
         if not isinstance(welcome, wire.Welcome):
-            said = welcome.message if isinstance(welcome, wire.Unable) else "it did not say who it is"
-            raise CarryFailed(said)
-        self.name = welcome.engine
+            raise CarryFailed(welcome.message if isinstance(welcome, wire.Unable) else "it sent no welcome")
         while self.pulse is None:
             self._hear()
 
