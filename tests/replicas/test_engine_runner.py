@@ -89,6 +89,32 @@ def test_an_engine_that_cannot_start_says_why(keys: Path, tmp_path: Path) -> Non
     asyncio.run(main())
 
 
+LOUD = """
+print("x" * 300_000)
+print("Holdfast engine e0 listens on 10.0.0.1:7000", flush=True)
+for _ in range(100):
+    print("y" * 70_000)
+print("the end", end="")
+"""
+
+
+def test_lines_of_any_length_do_not_stop_an_engine(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        runner = EngineRunner(command(keys, "echo"), "engine-0")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", LOUD), stdout=asyncio.subprocess.PIPE
+        )
+        listens: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        async with asyncio.timeout(30):
+            await runner._read(process, listens)
+        assert (await listens, process.returncode) == ("10.0.0.1:7000", 0)
+
+    asyncio.run(main())
+    passed_on = capsys.readouterr().err
+    assert passed_on.count("x") == 300_000 and passed_on.count("y") == 7_000_000
+    assert passed_on.endswith("engine-0: the end\n")
+
+
 PARENT = """
 import os, subprocess, sys, time
 child = subprocess.Popen(

@@ -42,6 +42,10 @@ def refused(*arguments: str) -> str:
             ("--replicas", "3", "--journal", "postgresql://c/d?password=b"),
             "--journal must not hold a password",
         ),
+        (
+            ("--replicas", "3", "--journal", "postgresql://c/d?sslkey=f&sslpassword=b"),
+            "--journal must not hold a password",
+        ),
         (("--replicas", "3", "--device", "cuda:1"), "--device must not name one GPU"),
         (("--replicas", "3", "--engine", "127.0.0.1:7000"), "--engine does not go with --replicas"),
         (("--replicas", "3", "--storm"), "--storm does not go with --replicas"),

@@ -15,7 +15,7 @@ import re
 import secrets
 import signal
 import sys
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 
 from holdfast.cluster.autoscaling import Load
@@ -98,8 +98,7 @@ class EngineRunner:
     async def _read(self, process: asyncio.subprocess.Process, listens: asyncio.Future[str]) -> None:
         """Pass the engine's log on, and find its address in it."""
         assert process.stdout is not None
-        async for raw in process.stdout:
-            line = raw.decode(errors="replace").rstrip("\n")
+        async for line in lines_of(process.stdout):
             self._lines = [*self._lines[1 - LAST_LINES :], line]
             sys.stderr.write(f"{self.name}: {line}\n")
             found = LISTENS.search(line)
@@ -176,6 +175,23 @@ class EngineRunner:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+
+
+async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """The lines of a stream. One that is longer than the stream's limit comes in pieces.
+
+    `readline` would raise there, and a process whose output nobody reads stops when its pipe is full.
+    """
+    while True:
+        try:
+            raw = await stream.readuntil()
+        except asyncio.LimitOverrunError as error:
+            raw = await stream.read(error.consumed)
+        except asyncio.IncompleteReadError as error:
+            if error.partial:
+                yield error.partial.decode(errors="replace")
+            return
+        yield raw.decode(errors="replace").rstrip("\n")
 
 
 class Deaf:
