@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.cutting import Proxy
 from tests.cluster.test_serving import engine_ids, kill, retried, rounds
-from tests.databases import run_sql
+from tests.databases import run_sql, shared_cluster
 from tests.models.small import conversation, write_small_model
 from tests.preloaded import commands
 from tests.server.apart import Apart, EngineProcess, until
@@ -231,6 +232,30 @@ def test_the_operators_commands(apart: Apart, tmp_path: Path) -> None:
         retried(lambda: api.post(f"/v1/sessions/{name}/turns", {"input": "three"})).json()["text"] == "three"
     )
     assert api.state(name)["turns"] == 3
+
+
+def test_the_status_is_shown_without_the_database_and_without_engines(apart: Apart) -> None:
+    database = shared_cluster()
+    name = database.new_database()
+    with Proxy(database.directory) as proxy:
+        beyond = f"postgresql://holdfast@/{name}?host={proxy.directory}"
+        shared = Shared(apart, url=beyond, engines=2, apis=1)
+        api = shared.apis[0]
+        api.say(api.open("s"), "one")
+
+        def rows() -> dict[str, tuple[str, bool]]:
+            found = api.get("/v1/cluster").json()["engines"]
+            return {each["engine"]: (each["state"], "life" in each) for each in found}
+
+        assert rows() == {"e0": ("up", True), "e1": ("up", True)}
+        proxy.part()
+        until(lambda: api.get("/v1/cluster").json()["fault"])
+        assert rows() == {"e0": ("up", False), "e1": ("up", False)}
+        for engine in shared.engines:
+            engine.process.kill()
+        until(lambda: rows() == {"e0": ("down", False), "e1": ("down", False)})
+        shown = commands.run("cluster", "status", "--url", api.url, text=True)
+        assert shown.returncode == 0 and "lives are not shown: no engine can be reached" in shown.stdout
 
 
 def test_sessions_leave_an_engine_under_pressure(apart: Apart, tmp_path: Path) -> None:
