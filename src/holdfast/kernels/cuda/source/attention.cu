@@ -139,17 +139,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
     const u32 ring = ((u32)__cvta_generic_to_shared(memory) + 1023) & ~1023u, barriers = ring + STAGES * PLACE;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int step = 0;  // blocks of keys that went through the ring: step s is in place s % STAGES
-    auto full = [&](int of) { return barriers + 16 * (of % STAGES); };
-    auto empty = [&](int of) { return barriers + 16 * (of % STAGES) + 8; };
+    auto full = [&](int of) { return full_at(barriers, of); };
+    auto empty = [&](int of) { return empty_at(barriers, of); };
 
     launch_next();
-    if (threadIdx.x == THREADS) {
-        for (int i = 0; i < STAGES; i++) {
-            set_up(full(i), 1);
-            set_up(empty(i), THREADS / 32);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    if (threadIdx.x == THREADS) set_up_ring(barriers);
     __syncthreads();
 
     if (warp >= THREADS / 32) {
@@ -167,14 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
         // Those who multiply read the line once the piece's first block, or the end, is announced. It is written over
         // KNOWN pieces later: each of those has a block, the ring has STAGES, so that all warps have read it by then.
         auto take = [&](int which, int at) {
-            Piece piece;
-            piece.tokens = 0;
-            if (which < lines * KV_HEADS) {
-                const int line = which / KV_HEADS;
-                const int4 low = listed[3 * line], middle = listed[3 * line + 1], high = listed[3 * line + 2];
-                piece = {low.x, low.y, low.z, low.w, middle.x, middle.y, middle.z, middle.w,
-                         high.x, high.y, line, which % KV_HEADS};
-            }
+            const Piece piece = piece_of(listed, which, lines);
             known[at % KNOWN] = piece;
             return piece;
         };
