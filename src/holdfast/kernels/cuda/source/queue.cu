@@ -34,18 +34,6 @@ __device__ __forceinline__ Piece piece_of(const int4* listed, int which, int lin
     return piece;
 }
 
-// The barriers of a step's place in the ring: its copies have come; all warps have left it.
-__device__ __forceinline__ u32 full_at(u32 barriers, int step) { return barriers + 16 * (step % STAGES); }
-__device__ __forceinline__ u32 empty_at(u32 barriers, int step) { return full_at(barriers, step) + 8; }
-
-__device__ __forceinline__ void set_up_ring(u32 barriers) {
-    for (int i = 0; i < STAGES; i++) {
-        set_up(full_at(barriers, i), 1);
-        set_up(empty_at(barriers, i), THREADS / 32);
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
 __device__ __forceinline__ void meet(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

@@ -202,11 +202,17 @@ extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
     const u32 scales = ring + STAGES * PLACE, barriers = scales + STAGES * SCALES;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int step = 0;  // blocks of keys that went through the ring: step s is in place s % STAGES
-    auto full = [&](int of) { return full_at(barriers, of); };
-    auto empty = [&](int of) { return empty_at(barriers, of); };
+    auto full = [&](int of) { return barriers + 16 * (of % STAGES); };
+    auto empty = [&](int of) { return barriers + 16 * (of % STAGES) + 8; };
 
     launch_next();
-    if (threadIdx.x == THREADS) set_up_ring(barriers);
+    if (threadIdx.x == THREADS) {
+        for (int i = 0; i < STAGES; i++) {
+            set_up(full(i), 1);
+            set_up(empty(i), THREADS / 32);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
     __syncthreads();
 
     if (warp >= THREADS / 32) {
