@@ -67,10 +67,10 @@ class Drained:
             holders = [("full", "device", "FREE", free[address.partition(":")[0]])]
             return answered(wire.Pulse(1, 0, 0, 0, {}, holders, 0))
 
-        carrier: Any = SimpleNamespace(look=look)
+        sender: Any = SimpleNamespace(look=look)
         claims: Any = Claims(list(free))
         begun: Any = self.begun
-        self.drain = Drain(engine.loop, claims, begun, carrier)
+        self.drain = Drain(engine.loop, claims, begun, sender)
         self.drain.begin()
 
     def hand_over(self, session_count: int) -> list[str]:

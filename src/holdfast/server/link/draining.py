@@ -18,9 +18,9 @@ from holdfast.engine.durable.store import Home
 from holdfast.engine.listeners import Refusal
 from holdfast.engine.loop import EngineLoop
 from holdfast.server.link import wire
-from holdfast.server.link.carrier import Carrier
 from holdfast.server.link.hand_overs import HandOvers, UnknownEngine
 from holdfast.server.link.loads import load_of
+from holdfast.server.link.snapshot_sender import SnapshotSender
 
 __all__ = ["Drain"]
 
@@ -37,12 +37,12 @@ class Drain:
     """The end of one engine among others."""
 
     def __init__(
-        self, loop: EngineLoop, claims: SessionClaims, hand_overs: HandOvers, carrier: Carrier
+        self, loop: EngineLoop, claims: SessionClaims, hand_overs: HandOvers, sender: SnapshotSender
     ) -> None:
         self._loop = loop
         self._claims = claims
         self._hand_overs = hand_overs
-        self._carrier = carrier
+        self._sender = sender
         self._homes: dict[int, Home] = {}
         self._looks: dict[int, Future[wire.Pulse | None]] = {}
         self._loads: dict[int, Load] = {}
@@ -64,7 +64,7 @@ class Drain:
     def _others(self, future: Future[list[Home]]) -> None:
         if future.exception() is None:
             self._homes = {home.life: home for home in future.result() if home.address}
-        self._looks = {life: self._carrier.look(home.address) for life, home in self._homes.items()}
+        self._looks = {life: self._sender.look(home.address) for life, home in self._homes.items()}
         self.found = not self._looks
 
     @property
