@@ -104,11 +104,11 @@ class EngineHost:
     def welcome(self, greeting: wire.Greeting) -> wire.Welcome | str:
         """The answer to a greeting, or why it is refused."""
         if greeting.protocol != wire.PROTOCOL:
-            return (
-                f"the API process speaks version {greeting.protocol} of the link, the engine {wire.PROTOCOL}"
-            )
+            spoken = f"version {greeting.protocol} of the link, the engine {wire.PROTOCOL}"
+            return f"the API process speaks {spoken}; install the same version of Holdfast for both"
         if greeting.model not in ("", self.model):
-            return f"the API process serves model {greeting.model[:8]}, the engine has {self.model[:8]}"
+            models = f"model {greeting.model[:8]}, the engine has {self.model[:8]}"
+            return f"the API process serves {models}; start all engines with the same model and tokenizer"
         if not 0 < greeting.calls < 1 << (63 - wire.CALL_BITS) or not greeting.client:
             return "the greeting has no name, or no valid prefix for its calls"
         about = (self.name, self.life, self.model, self._options)
