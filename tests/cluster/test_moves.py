@@ -1,10 +1,12 @@
 """Sessions that move between engines with their memory: real processes, PostgreSQL and small models."""
 
+import json
 import signal
 import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.cluster.cutting import Proxy
@@ -232,6 +234,46 @@ def test_the_operators_commands(apart: Apart, tmp_path: Path) -> None:
         retried(lambda: api.post(f"/v1/sessions/{name}/turns", {"input": "three"})).json()["text"] == "three"
     )
     assert api.state(name)["turns"] == 3
+
+
+HOSTILE = [
+    {"session": "s", "engine": ""},
+    {"session": "s", "engine": "e\0"},
+    {"session": "s", "engine": "e" * 100_000},
+    {"session": "../s", "engine": "e0"},
+    {"session": "", "engine": "e0"},
+    {"session": "s" * 129, "engine": "e0"},
+    {"session": "s", "engine": "e0", "tenant": "\0"},
+    {"session": "s", "engine": "e0", "tenant": "public/s"},
+    {"session": "s", "engine": "e0", "tenant": "\\0' OR 1=1 --"},
+    {"session": "s", "engine": "e0", "tenant": "x" * 1_000_000},
+    {"session": "s", "engine": "e0", "tenant": ["x"]},
+    {"session": "s", "engine": "e0", "more": 1},
+    {"session": 7, "engine": "e0"},
+    [],
+]
+RAW = [
+    b'{"session": "s", "engine": "e0", "tenant": "\\ud800"}',
+    b'{"engine": "\xff"}',
+    b"",
+    b"null",
+    b"[" * 9999,
+]
+
+
+def test_hostile_bodies_are_refused_and_nothing_moves(apart: Apart) -> None:
+    shared = Shared(apart, engines=2, apis=1)
+    api = shared.apis[0]
+    name = api.open("s")
+    api.say(name, "one")
+    home = shared.of(name)
+    for body in (*(json.dumps(each).encode() for each in HOSTILE), *RAW):
+        for path in ("move", "drain"):
+            answer = httpx.post(f"{api.url}/v1/cluster/{path}", content=body, timeout=30)
+            assert answer.status_code in (400, 404, 422), (path, body[:80], answer.text)
+            assert answer.json()["error"]["message"]
+    assert (shared.of(name), api.say(name, "two")["text"]) == (home, "two")
+    assert [each["state"] for each in api.get("/v1/cluster").json()["engines"]] == ["up", "up"]
 
 
 def test_the_status_is_shown_without_the_database_and_without_engines(apart: Apart) -> None:
