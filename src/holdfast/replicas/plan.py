@@ -20,6 +20,8 @@ __all__ = ["REPLICAS_MAX", "ClusterOptions", "Plan", "make_plan", "read_plan", "
 REPLICAS_MAX = 1024
 OF_ONE_ENGINE = ("engine", "hang_seconds", "storm")
 """Options of a server that mean nothing, or something else, over several engines."""
+PASSWORDS = frozenset({"password", "sslpassword"})
+"""Parameters of a database's URL that are secret."""
 SECRETS = {"admin_key": "HOLDFAST_ADMIN_KEY"}
 
 
@@ -121,7 +123,7 @@ def make_plan(
 
 def _has_password(journal: str) -> bool:
     parts = urlsplit(journal)
-    return parts.password is not None or "password" in dict(parse_qsl(parts.query))
+    return parts.password is not None or not PASSWORDS.isdisjoint(dict(parse_qsl(parts.query)))
 
 
 def read_plan(values: Mapping[str, Any]) -> Plan:
