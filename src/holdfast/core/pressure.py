@@ -50,10 +50,14 @@ class Shortage:
         self.account = shortfall.account if isinstance(shortfall, OverQuota) else None
 
     @property
+    def room(self) -> int:
+        """How many units are there: free, or left of the tenant's quota."""
+        return len(self.pool.free) if self.account is None else self.pool.room(self.account)
+
+    @property
     def missing(self) -> int:
         """How many more units must be given up before the need can be met at once."""
-        room = len(self.pool.free) if self.account is None else self.pool.room(self.account)
-        return max(0, self.need - room)
+        return max(0, self.need - self.room)
 
     @property
     def over(self) -> bool:
