@@ -11,7 +11,7 @@ from holdfast.engine.tiers import staging as staging_module
 from holdfast.engine.tiers.files import Header
 from holdfast.engine.tiers.staging import NotStaged, Staging
 from tests.engine.conftest import Make
-from tests.engine.test_disk_tier import costs_only_itself, files, options, talk, to_disk
+from tests.engine.test_disk_tier import conversation, costs_only_itself, files, options, talk, to_disk
 
 PORTION = 1000
 
@@ -47,7 +47,7 @@ def stage(staging: Staging, call: int, header: Header, content: bytes) -> bool:
 
 
 def test_memory_of_another_engine_is_used_as_it_is(make_any: Make, tmp_path: Path) -> None:
-    expected = talk(make_any().session(), range(4))
+    expected = make_any.once(conversation)[:4]
     here, there = tmp_path / "here", tmp_path / "there"
     giver, taker = make_any(**options(here)), make_any(**options(there))
     assert talk(giver.session(id="s"), range(2)) == expected[:2]
