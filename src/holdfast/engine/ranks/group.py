@@ -1,0 +1,99 @@
+"""The ranks that compute one model, over torch.distributed: NCCL between GPUs, gloo between CPUs.
+
+The process groups are built directly, without torch's global one: an engine may run in a program that uses
+torch.distributed itself. Ranks meet in a file that only this user can read, and gloo listens on the loopback
+interface alone.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import Tensor, distributed
+
+from holdfast.models.ranks import Ranks
+
+__all__ = ["RankGroup", "join_gloo", "join_nccl"]
+
+LOOPBACK = "127.0.0.1"
+
+
+class RankGroup:
+    """One rank's end of a group. A rank that has died, or does not answer in time, is a RuntimeError.
+
+    Tensors on a GPU pass through the host's memory where the backend is gloo (`staged`).
+    """
+
+    def __init__(
+        self,
+        group: distributed.ProcessGroupGloo | distributed.ProcessGroupNCCL,
+        ranks: Ranks,
+        *,
+        staged: bool,
+    ) -> None:
+        self._group = group
+        self._staged = staged
+        self._ranks = ranks
+
+    @property
+    def ranks(self) -> Ranks:
+        """Which rank this is."""
+        return self._ranks
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over the ranks, in place where x is contiguous."""
+        mine = self._staged_out(x)
+        self._group.allreduce([mine]).wait()
+        return self._staged_in(mine, x)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """The tensors of all ranks along a new first dimension."""
+        mine = self._staged_out(x)
+        every = mine.new_empty(self._ranks.size * mine.numel())
+        self._group._allgather_base(every, mine.view(-1)).wait()
+        return self._staged_in(every.view(self._ranks.size, *x.shape), x)
+
+    def broadcast(self, x: Tensor) -> None:
+        """Overwrite x, which is contiguous, with that of rank 0."""
+        mine = self._staged_out(x)
+        self._group.broadcast(mine, 0).wait()
+        if mine is not x:
+            x.copy_(mine)
+
+    def send(self, x: Tensor, rank: int) -> None:
+        """Send a tensor in main memory to a rank that receives one of this shape and type."""
+        self._group.send([x.contiguous()], rank, 0).wait()
+
+    def receive(self, x: Tensor, rank: int) -> None:
+        """Overwrite a contiguous tensor in main memory with one that a rank sends."""
+        self._group.recv([x], rank, 0).wait()
+
+    def _staged_out(self, x: Tensor) -> Tensor:
+        return x.cpu() if self._staged and x.is_cuda else x.contiguous()
+
+    def _staged_in(self, mine: Tensor, x: Tensor) -> Tensor:
+        return mine.to(x.device) if self._staged else mine
+
+
+def join_gloo(meeting: Path, ranks: Ranks, seconds: float) -> RankGroup:
+    """Join the others over loopback sockets; all calls of the group give up after some seconds."""
+    options = distributed.ProcessGroupGloo._Options()
+    options._devices = [distributed.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+    options._timeout = timedelta(seconds=seconds)
+    store = distributed.FileStore(str(meeting), ranks.size)
+    store.set_timeout(timedelta(seconds=seconds))
+    group = distributed.ProcessGroupGloo(store, ranks.rank, ranks.size, options)
+    return RankGroup(group, ranks, staged=True)
+
+
+def join_nccl(meeting: Path, ranks: Ranks, seconds: float, device: torch.device) -> RankGroup:
+    """Join the others, each with a GPU of its own."""
+    options = distributed.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=seconds)
+    store = distributed.FileStore(str(meeting), ranks.size)
+    store.set_timeout(timedelta(seconds=seconds))
+    with torch.cuda.device(device):
+        group = distributed.ProcessGroupNCCL(store, ranks.rank, ranks.size, options)
+    return RankGroup(group, ranks, staged=False)
