@@ -1,6 +1,5 @@
 """Every family on two and three ranks against one: the same greedy tokens, logits within the tolerance."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,14 +17,6 @@ from tests.ranks.together import run_ranks
 
 TOLERANCE = 1e-4
 COUNT = 6
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from torch import Tensor, distributed
 
 from holdfast.models.ranks import Ranks
 
-__all__ = ["RankGroup", "join_gloo", "join_nccl"]
+__all__ = ["RankGroup", "join", "join_gloo"]
 
 LOOPBACK = "127.0.0.1"
 
@@ -23,19 +23,19 @@ LOOPBACK = "127.0.0.1"
 class RankGroup:
     """One rank's end of a group. A rank that has died, or does not answer in time, is a RuntimeError.
 
-    Tensors on a GPU pass through the host's memory where the backend is gloo (`staged`).
+    Without `nccl`, tensors on a GPU pass through main memory.
     """
 
     def __init__(
         self,
-        group: distributed.ProcessGroupGloo | distributed.ProcessGroupNCCL,
         ranks: Ranks,
-        *,
-        staged: bool,
+        gloo: distributed.ProcessGroupGloo,
+        nccl: distributed.ProcessGroupNCCL | None = None,
     ) -> None:
-        self._group = group
-        self._staged = staged
         self._ranks = ranks
+        self._host = gloo
+        self._group = gloo if nccl is None else nccl
+        self._staged = nccl is None
 
     @property
     def ranks(self) -> Ranks:
@@ -64,11 +64,11 @@ class RankGroup:
 
     def send(self, x: Tensor, rank: int) -> None:
         """Send a tensor in main memory to a rank that receives one of this shape and type."""
-        self._group.send([x.contiguous()], rank, 0).wait()
+        self._host.send([x.contiguous()], rank, 0).wait()
 
     def receive(self, x: Tensor, rank: int) -> None:
         """Overwrite a contiguous tensor in main memory with one that a rank sends."""
-        self._group.recv([x], rank, 0).wait()
+        self._host.recv([x], rank, 0).wait()
 
     def _staged_out(self, x: Tensor) -> Tensor:
         return x.cpu() if self._staged and x.is_cuda else x.contiguous()
@@ -77,23 +77,36 @@ class RankGroup:
         return mine.to(x.device) if self._staged else mine
 
 
-def join_gloo(meeting: Path, ranks: Ranks, seconds: float) -> RankGroup:
-    """Join the others over loopback sockets; all calls of the group give up after some seconds."""
+def _store(meeting: Path, ranks: Ranks, seconds: float) -> distributed.FileStore:
+    store = distributed.FileStore(str(meeting), ranks.size)
+    store.set_timeout(timedelta(seconds=seconds))
+    return store
+
+
+def _gloo(meeting: Path, ranks: Ranks, seconds: float) -> distributed.ProcessGroupGloo:
     options = distributed.ProcessGroupGloo._Options()
     options._devices = [distributed.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
     options._timeout = timedelta(seconds=seconds)
-    store = distributed.FileStore(str(meeting), ranks.size)
-    store.set_timeout(timedelta(seconds=seconds))
-    group = distributed.ProcessGroupGloo(store, ranks.rank, ranks.size, options)
-    return RankGroup(group, ranks, staged=True)
+    return distributed.ProcessGroupGloo(_store(meeting, ranks, seconds), ranks.rank, ranks.size, options)
+
+
+def join_gloo(meeting: Path, ranks: Ranks, seconds: float) -> RankGroup:
+    """Join the others over loopback sockets; all calls of the group give up after some seconds."""
+    return RankGroup(ranks, _gloo(meeting, ranks, seconds))
 
 
 def join_nccl(meeting: Path, ranks: Ranks, seconds: float, device: torch.device) -> RankGroup:
     """Join the others, each with a GPU of its own."""
     options = distributed.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=seconds)
-    store = distributed.FileStore(str(meeting), ranks.size)
-    store.set_timeout(timedelta(seconds=seconds))
     with torch.cuda.device(device):
-        group = distributed.ProcessGroupNCCL(store, ranks.rank, ranks.size, options)
-    return RankGroup(group, ranks, staged=False)
+        store = _store(meeting.with_name(f"{meeting.name}-nccl"), ranks, seconds)
+        nccl = distributed.ProcessGroupNCCL(store, ranks.rank, ranks.size, options)
+    return RankGroup(ranks, _gloo(meeting, ranks, seconds), nccl)
+
+
+def join(meeting: Path, ranks: Ranks, seconds: float, device: torch.device) -> RankGroup:
+    """Join the others: over NCCL where this rank has a GPU, else over gloo."""
+    if device.type == "cuda":
+        return join_nccl(meeting, ranks, seconds, device)
+    return join_gloo(meeting, ranks, seconds)
