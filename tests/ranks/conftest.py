@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.ranks.forked import forked_ranks
+from tests.ranks.forked import forked_ranks, recording_ranks
 
-__all__ = ["few_threads", "forked_ranks"]
+__all__ = ["few_threads", "forked_ranks", "recording_ranks"]
 
 
 @pytest.fixture(autouse=True, scope="session")

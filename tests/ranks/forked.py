@@ -9,11 +9,14 @@ import multiprocessing
 import os
 import socket
 import subprocess
+from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 
 import pytest
 
 from holdfast.engine.ranks import crew, follower
+from holdfast.engine.step import executor, graphs
+from tests.engine.test_graphs import Replayed
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["holdfast.engine.ranks.follower"])
@@ -47,15 +50,46 @@ def be_rank(stream: socket.socket) -> None:
     os._exit(follower.main(stream.detach()))
 
 
-def fork(descriptor: int) -> Forked:
+def fork(descriptor: int, target: Callable[[socket.socket], None] = be_rank) -> Forked:
     """Start a rank on its end of a stream."""
     with socket.socket(fileno=os.dup(descriptor)) as stream:
-        process = CONTEXT.Process(target=be_rank, args=(stream,), daemon=True)
+        process = CONTEXT.Process(target=target, args=(stream,), daemon=True)
         process.start()
     return Forked(process)
+
+
+def record(step: Callable[[], graphs.Outcome]) -> tuple[graphs.Recorded, graphs.Outcome]:
+    """A step that is run again in place of a graph."""
+    replayed = Replayed(step)
+    return replayed, replayed.outcome
+
+
+def record_on_cpu(patch: pytest.MonkeyPatch) -> None:
+    """Have a few shapes, and steps that are run again in place of graphs."""
+    patch.setattr(graphs, "MIXED_TOKENS", (8, 32))
+    patch.setattr(graphs, "MIXED_ROWS", (4, 6))
+    patch.setattr(executor, "record_cuda", lambda: record)
+
+
+def be_recording_rank(stream: socket.socket) -> None:
+    """A rank that records steps."""
+    record_on_cpu(pytest.MonkeyPatch())
+    be_rank(stream)
+
+
+def fork_recording(descriptor: int) -> Forked:
+    """Start a rank that records steps."""
+    return fork(descriptor, be_recording_rank)
 
 
 @pytest.fixture
 def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks are forks."""
     monkeypatch.setattr(crew, "spawn", fork)
+
+
+@pytest.fixture
+def recording_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are forks; this one and they record steps in place of graphs."""
+    monkeypatch.setattr(crew, "spawn", fork_recording)
+    record_on_cpu(monkeypatch)

@@ -8,6 +8,10 @@ import pytest
 from holdfast.engine.constraints.grammar import Grammar, Kind
 from holdfast.engine.engine import Engine, Session
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.step.executor import Executor
+from holdfast.engine.step.flight import Forwarded
+from holdfast.engine.step.graphs import StepGraphs
+from holdfast.engine.step.inputs import Shape
 from tests.engine.tiny import greedy as greedily
 from tests.engine.tiny import tiny_engine, write_model
 
@@ -129,3 +133,32 @@ def test_sessions_come_back_from_the_files_of_as_many_ranks(
 
     expected = make(1).session()
     assert heard == [said(expected, turn) for turn in range(5)]
+
+
+def test_graphs_run_on_all_ranks(directories: dict[str, Path], recording_ranks: None) -> None:
+    """Steps in captured shapes, those whose sampling is left to rank 0 included."""
+    options = {"host_memory": 8 << 20, "chunk_tokens": 16, "max_running": 6, "overlap": True}
+    alone = tiny_engine(directories["bamba"], **options)
+    engine = tiny_engine(directories["bamba"], tensor_parallel=2, **options)
+    assert isinstance(engine.loop.executor, Executor)
+    engine.loop.executor.capture(first_only=True)
+    while engine.loop.capturing.when_idle():
+        pass
+    replays = Counting(engine.loop.executor)
+    assert story(engine) == story(alone)
+    assert replays.count > 20
+    for each in (engine, alone):
+        each.close()
+
+
+class Counting:
+    """Counts the steps that an executor runs in a captured shape."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.count = 0
+        self._replay = executor.replay
+        executor.replay = self  # type: ignore[method-assign,assignment]
+
+    def __call__(self, graphs: StepGraphs, shape: Shape) -> Forwarded:
+        self.count += 1
+        return self._replay(graphs, shape)

@@ -71,8 +71,8 @@ class Model:
         self.memory_shape: MemoryShape = memory_shape(config)
         self.device = reader.placement.device
         self.dtype = reader.placement.dtype
-        count = None if self._vocabulary is None else self._vocabulary.count
-        embedding, self._head = builder.embedding_and_head(family.embedding, family.head, count)
+        size = None if self._vocabulary is None else self._vocabulary.size
+        embedding, self._head = builder.embedding_and_head(family.embedding, family.head, size)
         self._embedding: Embedding | CutEmbedding = embedding
         if self.group is not None and self._vocabulary is not None:
             self._embedding = CutEmbedding(embedding, self._vocabulary, self.group)

@@ -70,12 +70,12 @@ class Vocabulary(NamedTuple):
     total: int
     each: int
     first: int
-    count: int
+    size: int
 
     def logits(self, part: Tensor, group: Group) -> Tensor:
         """All logits [rows, total] from the parts of all ranks."""
-        if self.count < self.each:
-            part = torch.nn.functional.pad(part, (0, self.each - self.count))
+        if self.size < self.each:
+            part = torch.nn.functional.pad(part, (0, self.each - self.size))
         parts = group.gather(part.contiguous())
         return parts.transpose(0, 1).reshape(part.shape[0], -1)[:, : self.total]
 
@@ -89,7 +89,7 @@ class CutEmbedding:
         self._group = group
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        first, count = self._vocabulary.first, self._vocabulary.count
-        own = (tokens >= first) & (tokens < first + count)
-        rows = self._rows((tokens - first).clamp(0, count - 1))
+        first, size = self._vocabulary.first, self._vocabulary.size
+        own = (tokens >= first) & (tokens < first + size)
+        rows = self._rows((tokens - first).clamp(0, size - 1))
         return self._group.sum(rows.masked_fill(~own[:, None], 0.0))

@@ -68,6 +68,7 @@ class Crew:
         """Made by `start`."""
         self._processes = processes
         self._channels = channels
+        self._folder = TemporaryDirectory(prefix="holdfast-ranks-")
         self._digest = Digest()
         self._group: RankGroup | None = None
         self._working = False
@@ -88,13 +89,14 @@ class Crew:
         size = len(devices)
         crew = cls([], [])
         try:
-            with TemporaryDirectory(prefix="holdfast-ranks-") as folder:
-                meeting = Path(folder) / "meeting"
-                for rank in range(1, size):
-                    crew._begin(_setup(path, options, Ranks(rank, size), devices[rank], meeting))
-                crew._hear_all()
-                crew._group = join(meeting, Ranks(0, size), SUM_SECONDS, devices[0])
-                crew._hear_all()
+            meeting = Path(crew._folder.name) / "meeting"
+            for rank in range(1, size):
+                crew._begin(_setup(path, options, Ranks(rank, size), devices[rank], meeting))
+            crew._hear_all()
+            crew._group = join(meeting, Ranks(0, size), SUM_SECONDS, devices[0])
+            crew._hear_all()
+            if devices[0].type == "cpu":
+                crew._folder.cleanup()  # NCCL may look into it later.
         except BaseException:
             crew.kill()
             raise
@@ -161,6 +163,7 @@ class Crew:
         self._reap()
 
     def _reap(self) -> None:
+        self._folder.cleanup()
         for channel in self._channels:
             channel.close()
         for process in self._processes:

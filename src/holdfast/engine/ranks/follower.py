@@ -68,7 +68,7 @@ class Follower:
             Kind.FENCE: lambda frame: executor.host_tier.follow_fence(frame.numbers),
             Kind.REST: lambda frame: executor.memory.put_to_rest(_pairs(frame)),
             Kind.WAKE: lambda frame: executor.memory.wake(_pairs(frame)),
-            Kind.GRAPHS: lambda _: executor.prepare_graphs(None),
+            Kind.GRAPHS: self._prepare_graphs,
             Kind.CAPTURE: self._capture,
             Kind.GATHER: self._gather,
             Kind.SCATTER: self._scatter,
@@ -108,6 +108,9 @@ class Follower:
         tokens = torch.empty(count, dtype=torch.int64, device=self._executor.model.device)
         self._group.broadcast(tokens)
         kernels.note_sampled(self._executor.tables.sampled, self._ran().given.note[:count], tokens)
+
+    def _prepare_graphs(self, _: Frame) -> None:
+        self._executor.prepare_graphs(None)
 
     def _capture(self, frame: Frame) -> None:
         rows, tokens, samples, decode = frame.numbers

@@ -7,8 +7,10 @@ interface alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, distributed
@@ -18,6 +20,27 @@ from holdfast.models.ranks import Ranks
 __all__ = ["RankGroup", "join", "join_gloo"]
 
 LOOPBACK = "127.0.0.1"
+
+_TORCH: Any = distributed
+"""torch does not describe the types of its process groups."""
+
+
+class _Work(Protocol):
+    def wait(self) -> bool: ...
+
+
+class _Backend(Protocol):
+    """What is used of torch's process groups."""
+
+    def allreduce(self, tensors: Sequence[Tensor]) -> _Work: ...
+
+    def broadcast(self, tensor: Tensor, root: int) -> _Work: ...
+
+    def _allgather_base(self, output: Tensor, mine: Tensor) -> _Work: ...
+
+    def send(self, tensors: Sequence[Tensor], rank: int, tag: int) -> _Work: ...
+
+    def recv(self, tensors: Sequence[Tensor], rank: int, tag: int) -> _Work: ...
 
 
 class RankGroup:
@@ -29,8 +52,8 @@ class RankGroup:
     def __init__(
         self,
         ranks: Ranks,
-        gloo: distributed.ProcessGroupGloo,
-        nccl: distributed.ProcessGroupNCCL | None = None,
+        gloo: _Backend,
+        nccl: _Backend | None = None,
     ) -> None:
         self._ranks = ranks
         self._host = gloo
@@ -77,17 +100,19 @@ class RankGroup:
         return mine.to(x.device) if self._staged else mine
 
 
-def _store(meeting: Path, ranks: Ranks, seconds: float) -> distributed.FileStore:
-    store = distributed.FileStore(str(meeting), ranks.size)
+def _store(meeting: Path, ranks: Ranks, seconds: float) -> Any:
+    store = _TORCH.FileStore(str(meeting), ranks.size)
     store.set_timeout(timedelta(seconds=seconds))
     return store
 
 
-def _gloo(meeting: Path, ranks: Ranks, seconds: float) -> distributed.ProcessGroupGloo:
-    options = distributed.ProcessGroupGloo._Options()
-    options._devices = [distributed.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+def _gloo(meeting: Path, ranks: Ranks, seconds: float) -> _Backend:
+    options = _TORCH.ProcessGroupGloo._Options()
+    options._devices = [_TORCH.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
     options._timeout = timedelta(seconds=seconds)
-    return distributed.ProcessGroupGloo(_store(meeting, ranks, seconds), ranks.rank, ranks.size, options)
+    store = _store(meeting, ranks, seconds)
+    group: _Backend = _TORCH.ProcessGroupGloo(store, ranks.rank, ranks.size, options)
+    return group
 
 
 def join_gloo(meeting: Path, ranks: Ranks, seconds: float) -> RankGroup:
@@ -97,11 +122,14 @@ def join_gloo(meeting: Path, ranks: Ranks, seconds: float) -> RankGroup:
 
 def join_nccl(meeting: Path, ranks: Ranks, seconds: float, device: torch.device) -> RankGroup:
     """Join the others, each with a GPU of its own."""
-    options = distributed.ProcessGroupNCCL.Options()
+    options = _TORCH.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=seconds)
     with torch.cuda.device(device):
         store = _store(meeting.with_name(f"{meeting.name}-nccl"), ranks, seconds)
-        nccl = distributed.ProcessGroupNCCL(store, ranks.rank, ranks.size, options)
+        nccl: _Backend = _TORCH.ProcessGroupNCCL(store, ranks.rank, ranks.size, options)
+        # The first call connects the ranks, which a graph must not.
+        nccl.allreduce([torch.zeros(1, device=device)]).wait()
+        torch.cuda.synchronize(device)
     return RankGroup(ranks, _gloo(meeting, ranks, seconds), nccl)
 
 
