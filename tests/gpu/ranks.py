@@ -67,6 +67,7 @@ def two_ranks(path: Path, overlap: bool) -> list[int]:
     loop = build_loop(model, NoTokenizer(), GenerationDefaults(), options, runner=others)  # type: ignore[arg-type]
     said = conversation(loop, 128)
     loop.shut_down()
+    loop.end_ranks()
     return said
 
 

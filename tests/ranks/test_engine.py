@@ -25,7 +25,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: write_model(tmp_path_factory.mktemp("tiny") / name, name) for name in FAMILIES}
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture
 def make(request: pytest.FixtureRequest, directories: dict[str, Path], forked_ranks: None) -> Iterator[Make]:
     """Makes engines of a family; at the end each is closed and audited."""
     made: list[Engine] = []
@@ -82,12 +82,26 @@ def story(engine: Engine) -> list[object]:
     return heard
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("make", "overlap"),
+    [
+        ("llama", False),
+        ("olmo3", True),
+        ("bamba", True),
+        pytest.param("llama", True, marks=pytest.mark.soak),
+        pytest.param("olmo3", False, marks=pytest.mark.soak),
+        pytest.param("bamba", False, marks=pytest.mark.soak),
+    ],
+    indirect=["make"],
+)
 def test_two_ranks_tell_the_story_of_one(make: Make, overlap: bool) -> None:
     options = {"overlap": overlap, "host_memory": 8 << 20, "chunk_tokens": 32}
     assert story(make(2, **options)) == story(make(1, **options))
 
 
+@pytest.mark.parametrize(
+    "make", ["olmo3", "bamba", pytest.param("llama", marks=pytest.mark.soak)], indirect=True
+)
 def test_guesses_and_pressure_change_no_token(make: Make) -> None:
     """Drafts are verified, turns are retracted and sessions spilled where memory is short."""
     options = {"kv_tokens": 256, "window_tokens": 256, "state_slots": 8, "host_memory": 8 << 20}
@@ -104,6 +118,9 @@ def test_guesses_and_pressure_change_no_token(make: Make) -> None:
     assert counters.retracts + counters.spills > 0
 
 
+@pytest.mark.parametrize(
+    "make", ["llama", "bamba", pytest.param("olmo3", marks=pytest.mark.soak)], indirect=True
+)
 def test_sessions_come_back_from_the_files_of_as_many_ranks(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -133,6 +150,15 @@ def test_sessions_come_back_from_the_files_of_as_many_ranks(
 
     expected = make(1).session()
     assert heard == [said(expected, turn) for turn in range(5)]
+
+
+def test_an_engine_closes_in_the_middle_of_a_turn(directories: dict[str, Path], forked_ranks: None) -> None:
+    engine = tiny_engine(directories["bamba"], tensor_parallel=2, overlap=True)
+    turns = [engine.session().say(tokens(1), greedily(30)) for _ in range(3)]
+    while not all(len(turn._stream.tokens) > 3 for turn in turns):
+        engine.drive()
+    engine.close()
+    assert engine.audit() == []
 
 
 def test_graphs_run_on_all_ranks(directories: dict[str, Path], recording_ranks: None) -> None:

@@ -121,3 +121,11 @@ def test_a_rank_that_stalls_ends_the_engine(
     (process,) = engine.loop._lead._processes  # type: ignore[union-attr]
     os.kill(process.pid, signal.SIGSTOP)
     broken(engine)
+
+
+def test_a_closed_engine_says_so(directory: Path, forked_ranks: None) -> None:
+    engine = tiny_engine(directory, tensor_parallel=2)
+    engine.close()
+    turn = engine.session().say([20, 30, 40], greedy(4))
+    with pytest.raises(RankLost, match="the engine is closed"):
+        turn.wait()

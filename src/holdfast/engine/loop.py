@@ -258,6 +258,9 @@ class EngineLoop:
         self.session_log.close()
         self.setup.grammars.close()
         self.executor.host_tier.drain()
+
+    def end_ranks(self) -> None:
+        """End the other ranks of the model: no step follows."""
         if self._lead is not None:
             self._lead.close()
 

@@ -185,6 +185,8 @@ class Crew:
 
     def _tell(self, kind: Kind, numbers: list[int], body: bytes = b"", *, works: bool = False) -> None:
         """Tell the ranks of something, which has sums in it if it `works`."""
+        if works and self._closed and not self._lost:
+            self._lost = "the engine is closed"
         if self._working or self._lost:
             raise RankLost(self._lost or "an earlier step failed on some of the ranks")
         self._working = works and not self._closed
