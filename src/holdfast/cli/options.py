@@ -116,6 +116,11 @@ class Option:
 ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("device", str, "Device: auto, cpu, cuda, or one GPU such as cuda:1.", choices=CHOICES["device"]),
     Option(
+        "tensor_parallel",
+        int,
+        "Processes that the model is divided over, each with a GPU of its own; on a CPU with some cores.",
+    ),
+    Option(
         "dtype",
         str,
         "Data type of weights and activations: auto, float32, bfloat16 or float16.",

@@ -105,6 +105,8 @@ def make_plan(
     device = str(engine.get("device", "auto"))
     if ":" in device:
         raise OptionError("device", f"must not name one GPU ({device}) with --replicas: Ray chooses them")
+    if engine.get("tensor_parallel", 1) != 1:
+        raise OptionError("tensor_parallel", "does not go with --replicas, whose engines have one GPU each")
     journal = engine.get("journal")
     if journal is not None and not is_database(journal):
         raise OptionError(

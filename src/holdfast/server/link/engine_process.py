@@ -267,6 +267,7 @@ def run(model: str, engine_options: dict[str, Any], options: EngineProcessOption
     if sender is not None:
         sender.close()
     loop.shut_down(lambda done, total: progress("spill", done, total), lambda: worker.signals > 2)
+    loop.end_ranks()
     peers.close(FLUSH_SECONDS)
     return 0
 

@@ -397,6 +397,7 @@ def main(path: str, parent: int, errors: TextIO = sys.stderr) -> int:
             lambda done, total: socket.send(wire.encode(wire.Progress("spill", done, total))),
             lambda: told_to_hurry(socket),
         )
+        loop.end_ranks()
         return 0
     finally:
         socket.close(FLUSH_SECONDS)
