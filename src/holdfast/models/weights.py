@@ -159,8 +159,8 @@ class WeightReader:
     ) -> Linear:
         """The projections `names` concatenated along the outputs (then reordered by `order`).
 
-        With `gated` they are both halves of a gated activation, which a quantised one may apply. With `summed`
-        the outputs of all ranks are added up, so that only rank 0 adds the bias.
+        With `gated` they are both halves of a gated activation, which a quantised one may apply.
+        With `summed` the outputs of all ranks are added up, so that only rank 0 adds the bias.
         """
         weights = [f"{name}.weight" for name in names]
         forms = [self._form(name) for name in names]
