@@ -69,6 +69,7 @@ def server(directory: Path, tmp_path: Path) -> Iterator[Server]:
 def test_kill_9_of_a_rank_under_load_restarts_the_group(server: Server, directory: Path) -> None:
     """Both the rank that follows and the one that leads: sessions come back from the journal."""
     alone = tiny_engine(directory)
+    assert any("divided over 2 processes" in line for line in server.lines)
     name = server.open("kept")
     asked = {"sampling": {"max_tokens": 8, "temperature": 0, "ignore_eos": True}}
     first = server.say(name, [20, 30, 40], **asked)["token_ids"]
