@@ -227,6 +227,7 @@ class Pressure:
         registry = self.registry
         if registry.in_flight.has_copies_of(session):
             return False
+        session.sequence.trim_copy()
         tiers = SPILL_TIERS if tier is None else (tier,)
         tier = next((each for each in tiers if self._has_room(each, session, asker)), None)
         if tier is None:
@@ -242,7 +243,12 @@ class Pressure:
         if session.life is Life.SEALING:
             session.on(LifeEvent.END)
         session.parcel = parcel
-        registry.moves.begin(session, PlaceEvent.SPILL, moves)
+        if moves:
+            registry.moves.begin(session, PlaceEvent.SPILL, moves)
+        else:
+            # The host has all of it: nothing is in the way of giving the device's units up.
+            session.moved(PlaceEvent.SPILL)
+            registry.has_left(session)
         return True
 
     def restore(self, session: Session, plan: Plan | None = None) -> bool:
@@ -283,8 +289,9 @@ class Pressure:
     def _has_room(self, tier: Tier, session: Session, asker: Session | None) -> bool:
         """Whether another tier has room for a session; where it has none, some is made, if that can be.
 
-        Parcels on the host with a copy on disk leave the host. Where a tenant has more of the tier than the
-        session's would have, its longest resting sessions make room and are dropped to recomputation.
+        Copies of sessions at home leave the host first, then parcels with a copy on disk. Where a tenant has
+        more of the tier than the session's would have, its longest resting sessions make room and are dropped
+        to recomputation.
         """
         registry, account = self.registry, session.holder.account
         if registry.moves.spill_tier(session, (tier,)) is not None:
@@ -293,11 +300,13 @@ class Pressure:
             return False
         pools = [
             (pool, need)
-            for component, need in registry.moves.parcel_units(session).items()
+            for component, need in registry.moves.new_units(session, tier).items()
             if (pool := registry.ledger.pools.get((component, tier))) is not None
         ]
         sinks = self.on_disk if tier is Tier.HOST else None
         quota = any(pool.room(account) < need for pool, need in pools)
+        if tier is Tier.HOST and self._drop_copies(session, account if quota else None):
+            return True
         heavier = {
             each
             for each in registry.ledger.accounts.values()
@@ -317,6 +326,19 @@ class Pressure:
             if not sunk and older.holder.account in heavier:
                 registry.give_up(older)
             if registry.moves.spill_tier(session, (tier,)) is not None:
+                return True
+        return False
+
+    def _drop_copies(self, session: Session, account: Account | None) -> bool:
+        """Give up host copies of other sessions, or of one tenant's, until a session fits; whether it does.
+
+        Those that came back last stay on the device longest: theirs go first.
+        """
+        moves = self.registry.moves
+        for other in reversed(list(moves.copied)):
+            if other is session or account not in (None, other.holder.account):
+                continue
+            if moves.drop_copy(other) and moves.spill_tier(session, (Tier.HOST,)) is not None:
                 return True
         return False
 
