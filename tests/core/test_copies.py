@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Kind, OutOfUnits
-from holdfast.core.policy import Share
+from holdfast.core.policy import Share, spill_order
 from holdfast.core.session import Place
 from holdfast.core.tiers import start_spill
 from tests.core.driver import LAYOUTS, Driver, prompt
@@ -287,3 +287,88 @@ def test_a_spill_that_finds_no_unit_raises_and_keeps_the_copy() -> None:
         start_spill(sequence, Tier.HOST, driver.ledger.holder(Kind.TRANSIT, "a"), 1)
     filler.release()
     assert leave(driver)[FULL] == driver.layout.pages_for(42) - 30 // PAGE
+
+
+def test_of_equals_a_session_with_a_whole_copy_leaves_first() -> None:
+    driver = Driver("dense", PAGE, pages=40, host=100)
+    for name in ("a", "b", "c"):
+        driver.open(name)
+        driver.turn(name, 26, 4, ord(name))
+    leave(driver, "b")
+    come_back(driver, "b")
+    resting = [driver.session(name) for name in ("a", "b", "c")]
+    assert [session.id for session in spill_order(resting, driver.now)] == ["b", "a", "c"]
+    driver.turn("b", 3, 2, 1)
+    assert [session.id for session in spill_order(resting, driver.now)] == ["a", "c", "b"], "it is longer now"
+
+
+def test_the_copy_of_a_state_that_was_cut_is_not_whole() -> None:
+    driver = Driver("hybrid", PAGE, host=100)
+    driver.open("a")
+    driver.turn("a", 9, 3)
+    driver.turn("a", 9, 3, 1)
+    leave(driver)
+    come_back(driver)
+    copy = driver.session("a").sequence.copy
+    assert copy is not None and copy.is_whole(24) and not copy.is_whole(25)
+    copy.follow(12)
+    assert not copy.is_whole(12)
+
+
+def test_sessions_whose_turn_waits_give_way_last_and_the_first_turn_at_the_end() -> None:
+    driver = Driver("dense", PAGE, pages=60, host=100)
+    for name in ("a", "b", "c", "d"):
+        driver.open(name)
+        driver.turn(name, 26, 4, ord(name))
+    driver.now += 100.0
+    driver.submit("b", prompt(3), 2)
+    driver.submit("a", prompt(3), 2)
+    resting = [driver.session(name) for name in ("a", "b", "c", "d")]
+    assert [session.id for session in spill_order(resting, driver.now)] == ["c", "d", "a", "b"]
+    driver.run()
+
+
+def test_room_is_made_for_several_waiting_turns_at_a_time() -> None:
+    driver = Driver("dense", PAGE, pages=35, host=100)
+    names = [f"s{number}" for number in range(8)]
+    for number, name in enumerate(names):
+        driver.open(name)
+        driver.turn(name, 26, 4, number)
+    at_home = [name for name in names if driver.session(name).place is Place.HOME]
+    away = [name for name in names if driver.session(name).place is Place.AWAY]
+    assert len(at_home) == len(away) == 4, "half of them fit"
+    turns = [driver.submit(name, prompt(3, 9), 2) for name in away[:3]]
+    plan = driver.step()
+    assert len({move.number for move in plan.moves}) >= 3, "three leave at once"
+    driver.run()
+    assert all(turn.cached == 30 for turn in turns)
+    assert driver.registry.counters.dropped == 0
+
+
+def test_nobody_leaves_ahead_where_the_host_has_no_room() -> None:
+    driver = Driver("dense", PAGE, pages=35, host=33)
+    names = [f"s{number}" for number in range(8)]
+    for number, name in enumerate(names):
+        driver.open(name)
+        driver.turn(name, 26, 4, number)
+    away = [name for name in names if driver.session(name).place is Place.AWAY]
+    waiting = [driver.session(name) for name in away]
+    before = {name: driver.session(name).place for name in names}
+    driver.scheduler.pressure.leave_ahead(waiting)
+    assert {name: driver.session(name).place for name in names} == before
+    assert driver.registry.counters.dropped == 0
+
+
+def test_what_leaves_already_counts_and_the_next_one_follows_it() -> None:
+    driver = Driver("dense", PAGE, pages=35, host=100)
+    names = [f"s{number}" for number in range(8)]
+    for number, name in enumerate(names):
+        driver.open(name)
+        driver.turn(name, 26, 4, number)
+    waiting = [driver.session(name) for name in names if driver.session(name).place is Place.AWAY]
+    left = [len(waiting)]
+    for count in (1, 1, 2):
+        driver.scheduler.pressure.leave_ahead(waiting[:count])
+        left.append(sum(driver.session(name).place is Place.LEAVING for name in names))
+    assert left == [4, 1, 1, 2]
+    driver.run()

@@ -73,6 +73,10 @@ class HostCopy:
         """Whether the state at `computed` tokens is in the copy."""
         return self.state is not None and computed == self.length
 
+    def is_whole(self, computed: int) -> bool:
+        """Whether a sequence at `computed` tokens, with all that it had then as its own, leaves at once."""
+        return computed == self.length and (self.state is not None or not self.layout.state)
+
     def trim(self, firsts: dict[Component, int], computed: int) -> None:
         """Give up what a sequence at `computed` tokens, whose own pages begin at `firsts`, cannot use."""
         for component, run in list(self.runs.items()):

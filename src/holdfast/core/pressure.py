@@ -4,8 +4,8 @@
     what open turns have computed ahead, the youngest first
     checkpoints of sessions
     sessions at rest, the lowest priority first, of equals those that are expected to stay idle longest, then
-    the cheapest: spilled to another tier, or dropped to recomputation; what is on disk as well leaves the
-    host first
+    those that the host has a whole copy of, then the cheapest, and last those whose turn waits: spilled to
+    another tier, or dropped to recomputation; on the host copies give way first, then what is on disk as well
     sessions that are pinned (`retention`), likewise
     running turns: the one that loses least is retracted; never the oldest
     sessions that are away and lease what the tree has: dropped to recomputation, and only for a turn or a
@@ -179,6 +179,35 @@ class Pressure:
             takes_along = pool.component in registry.moves.parcel_units(session)
             if not (takes_along and self.spill(session, asker=asker)):
                 self._drop(session, shortage)
+
+    def leave_ahead(self, waiting: Iterable[Session]) -> None:
+        """Let sessions at rest leave for turns that wait for their own memory, as far as the host has room.
+
+        Turns are admitted in order, and each would begin to make room when the one before it has its memory.
+        Nobody loses anything: no session is dropped, no copy is given up, no waiting turn's memory leaves.
+        """
+        registry = self.registry
+        parcels = [each.parcel for each in waiting if each.place is Place.AWAY and each.parcel is not None]
+        for component in registry.ledger.layout.components:
+            pool = registry.ledger.pool(component)
+            wanted = sum(len(parcel.away[component]) for parcel in parcels if component in parcel.away)
+            shortage = Shortage(registry, OutOfUnits(pool, wanted, len(pool.free)))
+            for account in shortage.givers():
+                self._leave_for_the_host(shortage, account)
+
+    def _leave_for_the_host(self, shortage: Shortage, account: Account) -> None:
+        """Let idle sessions of a tenant leave in the order of the policy, up to one without room."""
+        registry = self.registry
+        resting = [session for session in registry.queues.resting if session.holder.account is account]
+        pinned = self.pinned_sessions(account, resting)
+        idle = [each for each in resting if each.turn is None and each not in pinned]
+        for session in spill_order(idle, registry.now):
+            if shortage.over:
+                return
+            if session.place is not Place.HOME or not session.at_rest or session in registry.queues.recalled:
+                continue
+            if registry.moves.spill_tier(session, (Tier.HOST,)) is None or not self.spill(session, Tier.HOST):
+                return
 
     def pinned_sessions(self, account: Account, resting: Iterable[Session]) -> set[Session]:
         """The sessions at rest of a tenant whose pins count: those opened first, up to the tenant's limit."""
