@@ -1,4 +1,4 @@
-"""Measure models on the GPU: decode steps, turns, prefill, sessions, spills, and other weight formats.
+"""Measure models on the GPU: decode steps, turns, prefill, sessions, spills, a storm, other weight formats.
 
     PYTHONPATH=src python3 -m holdfast.bench.gpu                      # checks, then all figures
     PYTHONPATH=src python3 -m holdfast.bench.gpu --checks             # checks alone
@@ -6,6 +6,7 @@
     PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --model qwen3-8b --profile 1 64
     PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --part steps --model gpt-oss-20b-mxfp4
     PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --part constrained --tokenizer tokenizer.json
+    PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --part tiers --part storm
 
 Needs torch, triton, safetensors, numpy and one NVIDIA GPU; the checks (`python3 -m tests.gpu`) need a
 checkout and transformers too. Constrained turns need llguidance and a tokenizer, which
@@ -24,7 +25,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from holdfast.bench.gpu.report import note, report
 from holdfast.bench.gpu.roofline import Roofline
 from holdfast.bench.gpu.shapes import DENSE, SHAPES, dense_only, shaped_model, to_fp8
 from holdfast.bench.loops import capture_graphs, open_loop
+from holdfast.bench.storm import Storm, host_room, storm
 from holdfast.engine.constraints.errors import GrammarError
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.memory_plan import plan_memory
@@ -65,11 +67,11 @@ SESSION_RUNS = 3
 CONSTRAINED_RUNS = 7
 """More, since each run has other texts, of which more or less is forced."""
 
-PARTS = ["decode", "turns", "prefill", "sessions", "constrained", "tiers", "defaults", "dense", "kv8", "fp8"]
 PARTS_BY_NAME = ["steps"]
 """Measured only where they are named."""
-SHARED_PARTS = frozenset({"decode", "turns", "prefill", "sessions", "constrained"})
+SHARED_PARTS = ("decode", "turns", "prefill", "sessions", "constrained")
 """The parts that are measured with one engine loop."""
+PARTS = [*SHARED_PARTS, "tiers", "storm", "defaults", "dense", "kv8", "fp8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Selection:
     profiled: Sequence[int]
     tokenizer: Path | None = None
     """For constrained turns: a `tokenizer.json`."""
+    storm: Storm = field(default_factory=Storm)
 
 
 def measure_decode(name: str, loop: EngineLoop, roofline: Roofline) -> None:
@@ -171,6 +174,25 @@ def measure_tiers(name: str, model: Model) -> None:
         note(name, f"{measure} 32768", value, "ms")
 
 
+def measure_storm(name: str, model: Model, shape: Storm) -> None:
+    """96 clients on 300 sessions of 4,096 tokens, of which about 97 fit: all others lie on the host.
+
+    A model with recurrent state has slots for the turns of all clients and about as many sessions at rest.
+    """
+    options = {**OPTIONS, "checkpoints": 0, "session_tokens": shape.tokens_max, "leave_history": False}
+    if model.memory_shape.state is not None:
+        options |= {"state_slots": 3 * shape.clients}
+    host, sessions = host_room(model, shape, **options)
+    shape = replace(shape, sessions=sessions)
+    report(model=name, part="storm", sessions=sessions, clients=shape.clients, turns=shape.turns,
+           host_gib=round(host / 2**30, 1))  # fmt: skip
+    loop = open_loop(model, True, **options, host_memory=host)
+    with few_collections():
+        for measure, value in storm(loop, shape).items():
+            timed = measure.startswith(("first token", "longest", "usual"))
+            note(name, f"storm {measure}", value, "ms" if timed else measure.partition(" ")[0])
+
+
 def measure_steps(name: str, model: Model, chosen: Selection, roofline: Roofline) -> None:
     """The selected parts that share one engine loop."""
     options = dict(OPTIONS)
@@ -206,7 +228,7 @@ def measure(name: str, chosen: Selection, bandwidth: float) -> None:
     report(model=name, loaded_s=round(time.perf_counter() - begun, 1))
     if "steps" in chosen.parts:
         measure_steps_alone(name, model, chosen.profiled, roofline)
-    elif chosen.profiled or not SHARED_PARTS.isdisjoint(chosen.parts):
+    elif chosen.profiled or not set(SHARED_PARTS).isdisjoint(chosen.parts):
         measure_steps(name, model, chosen, roofline)
     gc.collect()
     torch.cuda.empty_cache()
@@ -214,6 +236,11 @@ def measure(name: str, chosen: Selection, bandwidth: float) -> None:
         report(model=name, planned=planned(model))
     if "tiers" in chosen.parts:
         measure_tiers(name, model)
+        gc.collect()
+    if "storm" in chosen.parts:
+        measure_storm(name, model, chosen.storm)
+        gc.collect()
+        torch.cuda.empty_cache()
     if "defaults" in chosen.parts:
         measure_defaults(name, model)
         gc.collect()
@@ -330,6 +357,9 @@ def main() -> int:
         "--profile", type=int, nargs="*", default=[], help="batch sizes whose kernels are listed"
     )
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json for constrained turns")
+    parser.add_argument(
+        "--storm-sessions", type=int, default=300, help="sessions of the storm, if the host has room for them"
+    )
     arguments = parser.parse_args()
     require_gpu()
     torch.manual_seed(1)
@@ -343,7 +373,12 @@ def main() -> int:
     if not arguments.checks:
         ceilings = measure_ceilings()
         report(copy_tb_s=round(ceilings.bandwidth / 1e12, 2), product_tflop_s=round(ceilings.rate / 1e12))
-        chosen = Selection(arguments.part or PARTS, arguments.profile, arguments.tokenizer)
+        chosen = Selection(
+            arguments.part or PARTS,
+            arguments.profile,
+            arguments.tokenizer,
+            Storm(sessions=arguments.storm_sessions),
+        )
         for name in arguments.model or DENSE:
             measure(name, chosen, ceilings.bandwidth)
             gc.collect()

@@ -92,6 +92,8 @@ class HostTier:
         self._running: dict[int, CopyEvent] = {}
         """Copies whose plan has settled and that had not finished by then."""
         self._abandoned: list[CopyEvent] = []
+        self.bytes_copied = {Tier.HOST: 0, Tier.DEVICE: 0}
+        """Bytes of all copies that were begun, by the tier that they went to."""
 
     def start(self, moves: Sequence[TierMove]) -> None:
         """Begin the moves of a plan, except those of the disk tier, which begins them itself."""
@@ -113,6 +115,7 @@ class HostTier:
             self._memory.overwritten(name, move.destinations)
         for device, host in zip(self._memory.storage(name), self._host.storage(name), strict=True):
             source, target = (device, host) if move.source_tier is Tier.DEVICE else (host, device)
+            self.bytes_copied[move.destination_tier] += device[0].nbytes * len(move.sources)
             yield StorageCopy(source, move.sources, target, move.destinations)
 
     def settle(self, moves: Sequence[TierMove]) -> list[bool | None]:
