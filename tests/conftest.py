@@ -9,6 +9,8 @@ The default profile draws the same examples in every run, so a test that passed 
 load this file: machines with a GPU run the tests of the kernels with torch and pytest alone.
 """
 
+import gc
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,11 +30,27 @@ if find_spec("hypothesis"):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where tests of kernels will come behind others, in a folder that holds both, prepare for them now."""
+    """Where tests of kernels will come behind others, in a folder that holds both, prepare for them now.
+
+    A process whose workers run the tests needs nothing.
+    """
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
     folder = Path(__file__).parent / "kernels"
     named = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
     if find_spec("torch") and any(path in folder.parents for path in named):
         import_module("tests.kernels.interpreter")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Run no garbage collection while tests are collected: modules stay, and would be visited each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

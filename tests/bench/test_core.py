@@ -18,7 +18,10 @@ from holdfast.core.ledger import Grant
 
 @pytest.fixture(scope="module")
 def requests() -> list[list[int]]:
-    return list(workloads.trace_requests())
+    """Nine million tokens, which the collections of the tests behind this one need not visit."""
+    made = list(workloads.trace_requests())
+    gc.freeze()
+    return made
 
 
 def test_splitmix64_is_the_standard_one() -> None:

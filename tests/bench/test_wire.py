@@ -1,13 +1,12 @@
 """`holdfast bench wire`: the same turns in process and over HTTP, with every span of every turn."""
 
 import json
-import subprocess
-import sys
 
 from holdfast.bench.wire.figures import HTTP, INSIDE, figures_of, round_table, span_figures, span_table
 from holdfast.bench.wire.inside import InProcess
 from holdfast.bench.wire.load import Round, RoundSamples, TurnSample, Workload, tokens_of
 from holdfast.server.telemetry.tracing import SPANS
+from tests.preloaded import commands
 
 ROUND = Round(2, 64)
 
@@ -43,8 +42,7 @@ def test_over_http_every_span_of_every_turn_is_shown() -> None:
     command = (
         "bench wire --streams 2 --history 64 --turns 2 --aborts 1 --input-tokens 8 --output-tokens 8 --json"
     )
-    line = [sys.executable, "-m", "holdfast.cli", *command.split()]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=240, check=False)
+    done = commands.run(*command.split(), text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     figures = [json.loads(line) for line in done.stdout.splitlines()]
     spans = {figure["name"]: figure["turns"] for figure in figures if figure["name"].startswith("span")}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar, cast
 
 import pytest
 import torch
@@ -9,7 +10,29 @@ import torch
 from holdfast.engine.engine import Engine
 from tests.engine.tiny import CONFIGURATIONS, WINDOWED, tiny_engine, write_model
 
-Make = Callable[..., Engine]
+Value = TypeVar("Value")
+
+SAID: dict[tuple[object, ...], object] = {}
+"""What `Make.once` was told."""
+
+
+class Make:
+    """Makes engines of a model directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.made: list[Engine] = []
+
+    def __call__(self, **options: object) -> Engine:
+        self.made.append(tiny_engine(self.directory, **options))
+        return self.made[-1]
+
+    def once(self, tell: Callable[..., Value], *arguments: object) -> Value:
+        """What `tell` says of undisturbed engines that it makes: asked once a session for each model."""
+        key = (self.directory, tell, *arguments)
+        if key not in SAID:
+            SAID[key] = tell(self, *arguments)
+        return cast(Value, SAID[key])
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -42,14 +65,9 @@ def make_any(request: pytest.FixtureRequest, directories: dict[str, Path]) -> It
 
 def maker(directory: Path) -> Iterator[Make]:
     """Makes engines of a model directory; at the end each is closed, audited and found empty."""
-    made: list[Engine] = []
-
-    def engine(**options: object) -> Engine:
-        made.append(tiny_engine(directory, **options))
-        return made[-1]
-
-    yield engine
-    for each in made:
+    make = Make(directory)
+    yield make
+    for each in make.made:
         each.close()
         assert each.audit() == []
         assert each.loop.scheduler.audit.findings == []

@@ -69,6 +69,10 @@ def tokens_of(
     return [*said, *(turn.token_ids for turn in free)]
 
 
+def usual_tokens(make: Make) -> list[list[int]]:
+    return tokens_of(make())
+
+
 def steps_of(engine: Engine) -> list[Plan]:
     """The plans with rows that an engine starts."""
     plans: list[Plan] = []
@@ -355,7 +359,7 @@ def test_a_constraint_that_fails_ends_its_turn_alone(make: Make, overlap: bool) 
     with pytest.raises(TurnFailed, match=f"constraint: token {VOCABULARY} is refused after"):
         bad.wait()
     assert matcher(1).accept(good.token_ids)
-    expected = tokens_of(make())[1]
+    expected = make.once(usual_tokens)[1]
     assert good.token_ids == expected
 
 
@@ -379,7 +383,7 @@ def test_logits_that_are_not_finite_are_told_apart_from_failed_constraints(make:
 def test_sampling_that_raises_fails_the_step_and_is_tried_again(
     make: Make, overlap: bool, number: int
 ) -> None:
-    expected = tokens_of(make())
+    expected = make.once(usual_tokens)
     engine = make(overlap=overlap)
     rows = engine.loop.executor._constrained
     fill, calls = rows.fill, 0
@@ -399,7 +403,7 @@ def test_sampling_that_raises_fails_the_step_and_is_tried_again(
 @pytest.mark.parametrize("ahead_min", [1, 8], ids=["ahead", ""])
 def test_a_void_step_is_not_sampled(make: Make, ahead_min: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With overlap a step is void when the one before it fails: its matchers have not seen those tokens."""
-    expected = tokens_of(make())
+    expected = make.once(usual_tokens)
     monkeypatch.setattr(constrained, "AHEAD_MIN", ahead_min)
     engine = make(overlap=True)
     executor = engine.loop.executor
@@ -423,7 +427,7 @@ def test_a_void_step_is_not_sampled(make: Make, ahead_min: int, monkeypatch: pyt
 
 def test_masks_of_a_void_step_say_nothing_about_the_next(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step after a void one fills no mask ahead, and uses none that was filled for the void one."""
-    expected = tokens_of(make())
+    expected = make.once(usual_tokens)
     engine = make(overlap=True)
     monkeypatch.setattr(constrained, "AHEAD_MIN", 1)
     finish, calls = engine.loop.executor.finish, 0

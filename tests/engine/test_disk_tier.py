@@ -73,6 +73,11 @@ def talk(session: Session, turns: range) -> list[list[int]]:
     return [session.say(said(turn), greedy(9)).token_ids for turn in turns]
 
 
+def conversation(make: Make) -> list[list[int]]:
+    """Six turns of a session that nothing happens to."""
+    return talk(make().session(), range(6))
+
+
 def costs_only_itself(session: Session, turn: int, expected: list[int]) -> None:
     """A turn says what it should, and computes nothing of the history."""
     engine = session._engine
@@ -85,7 +90,7 @@ def costs_only_itself(session: Session, turn: int, expected: list[int]) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 def test_there_and_back_by_hand(make_any: Make, tmp_path: Path, overlap: bool) -> None:
-    expected = talk(make_any().session(), range(6))
+    expected = make_any.once(conversation)[:6]
     engine = make_any(**options(tmp_path, overlap=overlap, host_memory=8 << 20))
     session = engine.session(id="s")
     assert talk(session, range(2)) == expected[:2]
@@ -137,14 +142,14 @@ def test_a_fork_that_leans_on_the_tree_survives_alone(make_any: Make, tmp_path: 
     run(engine)
     engine.loop.shut_down()
     engine = make_any(**options(tmp_path))
-    expected = talk(make_any().session(), range(3))
+    expected = make_any.once(conversation)[:3]
     costs_only_itself(engine.resume(child.id), 2, expected[2])
     costs_only_itself(engine.resume("parent"), 2, expected[2])
 
 
 def test_idle_sessions_are_written_in_the_background(make_any: Make, tmp_path: Path) -> None:
     """So a death costs only what came after."""
-    expected = talk(make_any().session(), range(3))
+    expected = make_any.once(conversation)[:3]
     engine = make_any(**options(tmp_path))
     session = engine.session(id="s")
     talk(session, range(2))
@@ -187,7 +192,7 @@ def test_pressure_moves_sessions_down_and_every_one_answers(make_any: Make, tmp_
     """Many more sessions than fit on the device, a host that holds a few, and a disk for the rest."""
     pages = {"kv_tokens": 256, "window_tokens": 256, "state_slots": 8, "session_tokens": 128}
     engine = make_any(**options(tmp_path, snapshot_seconds=0.0, host_memory=48 << 10, max_running=2, **pages))
-    expected = talk(make_any().session(), range(3))
+    expected = make_any.once(conversation)[:3]
     sessions = [engine.session(id=f"s{number}") for number in range(20)]
     computed = 0
     for turn in range(3):
@@ -253,7 +258,7 @@ def test_the_limit_is_kept(make: Make, tmp_path: Path) -> None:
     assert state(engine, "s5") == "IDLE", "there is no room for it"
     assert set(disk.store.snapshots) == {"s0", "new"}, "what is nowhere else stays"
     assert len(files(tmp_path)) == 2
-    expected = talk(make().session(), range(3))
+    expected = make.once(conversation)[:3]
     costs_only_itself(engine.resume("s0"), 2, expected[2])
 
 
@@ -297,7 +302,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 def test_a_damaged_file_is_computed_again(
     make: Make, tmp_path: Path, damage: str, restarted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = talk(make().session(), range(4))
+    expected = make.once(conversation)[:4]
     engine = make(**options(tmp_path))
     session = engine.session(id="s")
     talk(session, range(2))
@@ -323,7 +328,7 @@ def test_a_damaged_file_is_computed_again(
 def test_a_file_of_another_model_or_another_form_is_not_used(
     directories: dict[str, Path], make: Make, tmp_path: Path
 ) -> None:
-    expected = talk(make().session(), range(3))
+    expected = make.once(conversation)[:3]
     engine = make(**options(tmp_path))
     talk(engine.session(id="s"), range(2))
     engine.close()
@@ -360,7 +365,7 @@ def test_a_disk_that_cannot_be_written_costs_nothing_but_work(
 ) -> None:
     pages = {"kv_tokens": 256, "window_tokens": 256, "state_slots": 8, "max_running": 2}
     engine = make_any(**options(tmp_path, **pages))
-    expected = talk(make_any().session(), range(3))
+    expected = make_any.once(conversation)[:3]
     disk = engine.loop.disk
     assert disk is not None
     disk.store.files.close()
@@ -382,7 +387,7 @@ def test_a_disk_that_cannot_be_written_costs_nothing_but_work(
         run(engine)
         if engine.loop.scheduler.registry.find(session.id).place is Place.HOME:
             to_disk(engine, session.id)
-    other = talk(make_any().session(), range(4))
+    other = make_any.once(conversation)[:4]
     for session in sessions[-2:]:
         costs_only_itself(session, 3, other[3])
 
@@ -421,7 +426,7 @@ def test_what_a_death_left_behind_is_swept_away(make: Make, tmp_path: Path) -> N
 
 
 def test_without_a_journal_files_last_as_long_as_the_engine(make: Make, tmp_path: Path) -> None:
-    expected = talk(make().session(), range(3))
+    expected = make.once(conversation)[:3]
     engine = make(disk=str(tmp_path / "disk"), disk_limit=LIMIT)
     session = engine.session(id="s")
     talk(session, range(2))
@@ -476,14 +481,14 @@ def test_while_the_journal_is_at_fault_nothing_waits_for_the_disk(make: Make, tm
     journal._connection.execute("PRAGMA query_only = OFF")
     run(engine)
     to_disk(engine)
-    expected = talk(make().session(), range(3))
+    expected = make.once(conversation)[:3]
     costs_only_itself(engine.resume("s"), 2, expected[2])
 
 
 def test_an_end_in_a_hurry_leaves_what_was_written_and_computes_the_rest_again(
     make_any: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = talk(make_any().session(), range(3))
+    expected = make_any.once(conversation)[:3]
     engine = make_any(**options(tmp_path))
     names = ("a", "b", "c")
     for name in names:
@@ -535,7 +540,7 @@ def test_a_directory_is_one_engines_alone(
         make(**options(tmp_path, **mine))
     assert caught.value.option == "disk"
     assert len(files(tmp_path)) == 1
-    costs_only_itself(session, 2, talk(make().session(), range(3))[2])
+    costs_only_itself(session, 2, make.once(conversation)[:3][2])
     first.close()
     make(**options(tmp_path, **mine)).close()
     assert not files(tmp_path), "nobody has it any more"

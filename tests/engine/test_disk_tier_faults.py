@@ -25,6 +25,7 @@ from holdfast.engine.tiers.thread import DiskThread, Job, JobKind
 from tests.engine.conftest import Make
 from tests.engine.direct import direct
 from tests.engine.test_disk_tier import (
+    conversation,
     costs_only_itself,
     files,
     options,
@@ -120,7 +121,7 @@ def test_an_older_file_never_takes_the_place_of_a_newer_one(
     make: Make, tmp_path: Path, backwards: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session that is being written goes on and is moved to disk: what it comes back from is the newer."""
-    expected = talk(make().session(), range(3))
+    expected = make.once(conversation)[:3]
     engine, session = talked(make, tmp_path, 1)
     disk, held = disk_of(engine), hold(engine, tmp_path)
     older = begin_writing(engine)
@@ -154,7 +155,7 @@ def test_an_older_file_never_takes_the_place_of_a_newer_one(
 def test_a_file_of_something_else_is_not_read(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = talk(make().session(), range(3))
+    expected = make.once(conversation)[:3]
     engine = make(**options(tmp_path))
     session, other = engine.session(id="s"), engine.session(id="other")
     talk(session, range(2))
@@ -201,7 +202,7 @@ def fails_once(monkeypatch: pytest.MonkeyPatch, name: str) -> list[object]:
 def test_no_room_for_a_copy_leaves_a_session_where_it_is(
     make: Make, tmp_path: Path, asked: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = talk(make().session(), range(3))
+    expected = make.once(conversation)[:3]
     engine, session = talked(make, tmp_path, 2)
     run(engine)
     calls = fails_once(monkeypatch, "copy_out")
@@ -219,7 +220,7 @@ def test_no_room_for_a_copy_leaves_a_session_where_it_is(
 def test_no_room_to_put_a_file_back_costs_computing_it_again(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = talk(make().session(), range(4))
+    expected = make.once(conversation)[:4]
     engine, session = talked(make, tmp_path, 2)
     to_disk(engine)
     calls = fails_once(monkeypatch, "copy_in")
@@ -238,7 +239,7 @@ def test_a_session_is_copied_a_few_units_at_a_time(
     make_any: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, units: int
 ) -> None:
     """A device that has room for little beside its pools has some for that."""
-    expected = talk(make_any().session(), range(4))
+    expected = make_any.once(conversation)[:4]
     engine = make_any(**options(tmp_path, page_size=4))
     memory = engine.loop.executor.memory
     sizes = {storage[0].nbytes for name in ("full", "window", "state") for storage in memory.storage(name)}
@@ -268,7 +269,7 @@ def test_a_disk_without_room_makes_nobody_wait(make_any: Make, tmp_path: Path) -
     """Its pool has units still, but not a byte may be written: memory is had by computing again."""
     pages = {"kv_tokens": 256, "window_tokens": 256, "state_slots": 8, "session_tokens": 128}
     engine = make_any(**options(tmp_path, max_running=2, **pages))
-    expected = talk(make_any().session(), range(2))
+    expected = make_any.once(conversation)[:2]
     disk_of(engine).store.limit = 1
     sessions = [engine.session(id=f"s{number}") for number in range(8)]
     for turn in range(2):
@@ -289,7 +290,7 @@ def test_a_disk_that_had_no_room_is_asked_again(
     make: Make, tmp_path: Path, room: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(back_off, "FULL_SECONDS", 600.0)
-    expected = talk(make().session(), range(3))
+    expected = make.once(conversation)[:3]
     engine = make(**options(tmp_path))
     sessions = {name: engine.session(id=name) for name in ("a", "b")}
     for session in sessions.values():
@@ -490,7 +491,7 @@ def test_whatever_a_job_raises_is_an_error_of_that_job() -> None:
 def test_no_memory_to_write_a_file_leaves_a_session_where_it_is(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = talk(make().session(), range(3))
+    expected = make.once(conversation)[:3]
     engine, session = talked(make, tmp_path, 2)
     run(engine)
 
@@ -573,7 +574,7 @@ def test_a_row_that_names_a_file_that_is_none_of_its_own(make: Make, tmp_path: P
 
 def test_a_row_that_names_what_can_be_no_file(make: Make, tmp_path: Path) -> None:
     engine = make(**options(tmp_path))
-    expected = talk(make().session(), range(3))
+    expected = make.once(conversation)[:3]
     talk(engine.session(id="s"), range(2))
     engine.close()
     with sqlite3.connect(tmp_path / "sessions.journal") as journal:

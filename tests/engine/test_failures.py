@@ -52,8 +52,12 @@ def raising(*numbers: int) -> Fault:
     return fault
 
 
-def undisturbed(make: Make) -> list[list[int]]:
+def answers(make: Make) -> list[list[int]]:
     return [turn.token_ids for turn in make().generate(PROMPTS, greedy(COUNT))]
+
+
+def undisturbed(make: Make) -> list[list[int]]:
+    return make.once(answers)
 
 
 @overlapped

@@ -26,6 +26,11 @@ def talk(session: Session, turns: range) -> list[list[int]]:
     return [session.say(said(turn), greedy(9)).token_ids for turn in turns]
 
 
+def conversation(make: Make) -> list[list[int]]:
+    """Six turns of a session that nothing happens to."""
+    return talk(make().session(), range(6))
+
+
 def state(engine: Engine, name: str) -> str:
     return engine.loop.scheduler.registry.find(name).state
 
@@ -60,7 +65,7 @@ def checked(session: Session, turn: int, expected: list[int]) -> None:
 @pytest.fixture(params=[False, True], ids=["", "overlap"])
 def slow(request: pytest.FixtureRequest, make_any: Make) -> tuple[Engine, SlowCopier, list[list[int]]]:
     """An engine whose copies never end by themselves, and what a session of it should say."""
-    expected = talk(make_any().session(), range(6))
+    expected = make_any.once(conversation)[:6]
     engine = make_any(overlap=request.param, host_memory=8 << 20)
     return engine, slow_down(engine, FOREVER), expected
 
@@ -147,7 +152,7 @@ def test_a_session_is_closed_while_it_returns(slow: tuple[Engine, SlowCopier, li
 def test_a_step_that_fails_abandons_its_copies(
     make_any: Make, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = talk(make_any().session(), range(4))
+    expected = make_any.once(conversation)[:4]
     engine = make_any(overlap=overlap, host_memory=8 << 20)
     copier = slow_down(engine, FOREVER)
     session, other = engine.session(id="s"), engine.session(id="other")
@@ -194,7 +199,7 @@ def test_a_copy_that_cannot_be_waited_for_fails_the_step_alone(
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 def test_a_thread_copies_large_moves(make_any: Make, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = talk(make_any().session(), range(6))
+    expected = make_any.once(conversation)[:6]
     engine = make_any(overlap=overlap, host_memory=8 << 20)
     monkeypatch.setattr(host_tier, "INLINE_BYTES_MAX", 0)
     begin, threads = threading.Event(), set[str]()
@@ -232,7 +237,7 @@ def test_a_copy_that_fails_costs_the_session_its_memory_at_most(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    expected = talk(make_any().session(), range(4))
+    expected = make_any.once(conversation)[:4]
     engine = make_any(overlap=overlap, host_memory=8 << 20)
     monkeypatch.setattr(host_tier, "INLINE_BYTES_MAX", 0)
     original = host_tier.copy_units
@@ -325,3 +330,21 @@ def test_no_moves() -> None:
     idle.start([])
     idle.fence_abandoned({})
     assert (idle.settle([]), idle.take_finished()) == ([], {})
+
+
+def test_leaving_again_copies_only_what_is_new(make_any: Make) -> None:
+    expected = talk(make_any().session(), range(7))
+    engine = make_any(host_memory=8 << 20)
+    tier = engine.loop.executor.host_tier
+    session = engine.session(id="s")
+    assert talk(session, range(5)) == expected[:5]
+    assert session.spill()
+    whole = tier.bytes_copied[Tier.HOST]
+    assert tier.bytes_copied[Tier.DEVICE] == 0
+    checked(session, 5, expected[5])
+    assert tier.bytes_copied[Tier.DEVICE] == whole, "all of it came back"
+    assert session.spill()
+    again = tier.bytes_copied[Tier.HOST] - whole
+    # A window that has slid past its copy, and a state, are copied whole.
+    assert 0 < again < whole if engine.loop.scheduler.registry.ledger.layout.full else again <= whole
+    checked(session, 6, expected[6])

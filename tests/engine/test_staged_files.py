@@ -11,7 +11,7 @@ from holdfast.engine.tiers import staging as staging_module
 from holdfast.engine.tiers.files import Header
 from holdfast.engine.tiers.staging import NotStaged, Staging
 from tests.engine.conftest import Make
-from tests.engine.test_disk_tier import costs_only_itself, files, options, talk, to_disk
+from tests.engine.test_disk_tier import conversation, costs_only_itself, files, options, talk, to_disk
 
 PORTION = 1000
 
@@ -47,7 +47,7 @@ def stage(staging: Staging, call: int, header: Header, content: bytes) -> bool:
 
 
 def test_memory_of_another_engine_is_used_as_it_is(make_any: Make, tmp_path: Path) -> None:
-    expected = talk(make_any().session(), range(4))
+    expected = make_any.once(conversation)[:4]
     here, there = tmp_path / "here", tmp_path / "there"
     giver, taker = make_any(**options(here)), make_any(**options(there))
     assert talk(giver.session(id="s"), range(2)) == expected[:2]
@@ -68,6 +68,9 @@ def test_what_cannot_be_used_is_not_taken(make: Make, tmp_path: Path) -> None:
         staging.begin(1, "s", other, len(content))
     with pytest.raises(NotStaged, match="no room"):
         staging.begin(1, "s", header, 1 << 40)
+    for size in (0, -1, -(1 << 62)):
+        with pytest.raises(NotStaged, match="holds nothing"):
+            staging.begin(1, "s", header, size)
     with pytest.raises(NotStaged, match="announced"):
         staging.write(1, content)
     staging.begin(2, "s", header, len(content) - 1)
@@ -82,6 +85,25 @@ def test_what_cannot_be_used_is_not_taken(make: Make, tmp_path: Path) -> None:
     assert files(there) == [] and taker.loop.disk is not None and taker.loop.disk.store.used == 0
     take(taker, here)
     assert taker.resume("s").say([5], None).usage.computed_tokens > len(expected), "all is computed again"
+
+
+def test_announcements_are_bounded(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    giver, taker = make(**options(here)), make(**options(there))
+    talk(giver.session(id="s"), range(1))
+    header, content = sent(giver, here)
+    staging = staging_of(taker)
+    monkeypatch.setattr(staging_module, "ARRIVING_MAX", 3)
+    for call in range(3):
+        staging.begin(call, f"s{call}", header, len(content))
+    with pytest.raises(NotStaged, match="same number"):
+        staging.begin(2, "s", header, len(content))
+    with pytest.raises(NotStaged, match="3 files are on their way"):
+        staging.begin(3, "s", header, len(content))
+    staging.abandon(0)
+    assert stage(staging, 3, header, content), "the file of another has made room"
+    staging.close()
+    assert files(there) == [] and taker.loop.disk is not None and taker.loop.disk.store.used == 0
 
 
 def test_a_staged_file_whose_session_does_not_come_is_removed(

@@ -5,6 +5,7 @@ import secrets
 import socket
 import ssl
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,28 @@ MEMBER = wire.Greeting(wire.PROTOCOL, "a test", 7)
 MINE = 7 << wire.CALL_BITS
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
+    """The processes that outlive a test, and their keys."""
+    made = Apart(tmp_path_factory.mktemp("shared"))
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="module")
+def shared_processes(shared: Apart) -> tuple[EngineProcess, Server]:
+    engine = shared.engine("--engine-id", "e0", *SMALL)
+    return engine, shared.api(engine)
+
+
 @pytest.fixture
-def served(apart: Apart) -> tuple[EngineProcess, Server]:
-    """An engine, and an API process that uses it."""
-    engine = apart.engine("--engine-id", "e0", *SMALL)
-    return engine, apart.api(engine)
+def served(shared_processes: tuple[EngineProcess, Server]) -> Iterator[tuple[EngineProcess, Server]]:
+    """An engine, and an API process that uses it, with empty logs; the next test finds them as they were."""
+    yield shared_processes
+    for each in shared_processes:
+        assert each.process.poll() is None
+        assert not any("Traceback" in line for line in each.lines), "\n".join(each.lines)
+        each.lines.clear()
 
 
 def serves(server: Server) -> None:
@@ -90,6 +108,15 @@ def test_plain_text_is_refused(served: tuple[EngineProcess, Server]) -> None:
     serves(server)
 
 
+def test_silent_connections_keep_no_api_process_out(apart: Apart) -> None:
+    engine = apart.engine("--engine-id", "e0", *SMALL)
+    with contextlib.ExitStack() as crowd:
+        for _ in range(40):
+            crowd.enter_context(socket.create_connection(("127.0.0.1", engine.port)))
+        engine.says("connections have not greeted yet, and a new one has come")
+        serves(apart.api(engine))
+
+
 def test_another_key_is_refused_at_both_ends(apart: Apart, tmp_path: Path) -> None:
     other = tmp_path / "other.pem"
     write_keys(other)
@@ -122,9 +149,9 @@ def _talk(stranger: ssl.SSLSocket) -> None:
     raise ConnectionError
 
 
-def test_an_old_tls_is_refused(served: tuple[EngineProcess, Server], apart: Apart) -> None:
+def test_an_old_tls_is_refused(served: tuple[EngineProcess, Server], shared: Apart) -> None:
     engine, server = served
-    context = client_context(str(apart.keys))
+    context = client_context(str(shared.keys))
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises(ssl.SSLError), socket.create_connection(("127.0.0.1", engine.port)) as plain:
         context.wrap_socket(plain)
@@ -148,10 +175,10 @@ def test_what_was_recorded_is_worth_nothing(apart: Apart) -> None:
 
 
 def test_another_version_of_the_link_is_refused_with_both_numbers(
-    served: tuple[EngineProcess, Server], apart: Apart
+    served: tuple[EngineProcess, Server], shared: Apart
 ) -> None:
     engine, server = served
-    foreigner = Foreigner(engine, apart.keys)
+    foreigner = Foreigner(engine, shared.keys)
     foreigner.say(wire.Greeting(wire.PROTOCOL + 1, "newer", 7))
     answer = foreigner.hear()
     assert isinstance(answer, wire.Unable)
@@ -190,10 +217,10 @@ def test_another_model_is_refused_at_both_ends(apart: Apart) -> None:
     ],
 )
 def test_what_is_no_greeting_is_refused(
-    served: tuple[EngineProcess, Server], apart: Apart, message: wire.Command, why: str
+    served: tuple[EngineProcess, Server], shared: Apart, message: wire.Command, why: str
 ) -> None:
     engine, server = served
-    foreigner = Foreigner(engine, apart.keys)
+    foreigner = Foreigner(engine, shared.keys)
     foreigner.say(message)
     foreigner.ended()
     engine.says(why)
@@ -214,11 +241,11 @@ def test_what_is_no_greeting_is_refused(
     ],
 )
 def test_a_member_that_breaks_the_rules_is_dropped_without_harm(
-    served: tuple[EngineProcess, Server], apart: Apart, sent: bytes, why: str
+    served: tuple[EngineProcess, Server], shared: Apart, sent: bytes, why: str
 ) -> None:
     engine, server = served
     server.say(server.open("kept"), "words")
-    foreigner = Foreigner(engine, apart.keys)
+    foreigner = Foreigner(engine, shared.keys)
     foreigner.say(MEMBER)
     assert isinstance(foreigner.hear(), wire.Welcome)
     foreigner.tls.sendall(sent)
@@ -228,10 +255,10 @@ def test_a_member_that_breaks_the_rules_is_dropped_without_harm(
     serves(server)
 
 
-def test_a_truncated_frame_is_no_command(served: tuple[EngineProcess, Server], apart: Apart) -> None:
+def test_a_truncated_frame_is_no_command(served: tuple[EngineProcess, Server], shared: Apart) -> None:
     engine, server = served
     server.open("kept")
-    foreigner = Foreigner(engine, apart.keys)
+    foreigner = Foreigner(engine, shared.keys)
     foreigner.say(MEMBER)
     assert isinstance(foreigner.hear(), wire.Welcome)
     whole = framed(wire.encode(wire.CloseSession(7 << wire.CALL_BITS, "public/kept")))
@@ -244,10 +271,10 @@ def test_a_truncated_frame_is_no_command(served: tuple[EngineProcess, Server], a
 
 
 def test_the_same_numbers_of_another_process_are_refused(
-    served: tuple[EngineProcess, Server], apart: Apart
+    served: tuple[EngineProcess, Server], shared: Apart
 ) -> None:
     engine, server = served
-    first, second, again = (Foreigner(engine, apart.keys) for _ in range(3))
+    first, second, again = (Foreigner(engine, shared.keys) for _ in range(3))
     first.say(MEMBER)
     assert isinstance(first.hear(), wire.Welcome)
     second.say(wire.Greeting(wire.PROTOCOL, "another process", MEMBER.calls))

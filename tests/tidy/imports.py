@@ -7,7 +7,7 @@ downwards only: cli -> bench, replicas -> server -> engine -> (models -> kernels
 
 import ast
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import lru_cache
 
 PACKAGE = "holdfast"
 
@@ -104,9 +104,14 @@ class Source:
         self.path = path
         self.text = text
 
-    @cached_property
+    @property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text, filename=self.path)
+        return _tree(self)
+
+    @property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """The nodes of the tree, from the root downwards."""
+        return _nodes(self)
 
     @property
     def module(self) -> str:
@@ -120,6 +125,17 @@ class Source:
         parts = self.module.split(".")
         assert parts[0] == PACKAGE, f"{self.path} is not below src/{PACKAGE}"
         return parts[1] if len(parts) > 1 else ""
+
+
+@lru_cache(maxsize=1)
+def _tree(source: Source) -> ast.Module:
+    """Only the last is kept: the trees of all files would take hundreds of megabytes."""
+    return ast.parse(source.text, filename=source.path)
+
+
+@lru_cache(maxsize=1)
+def _nodes(source: Source) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(source.tree))
 
 
 def dotted_name(node: ast.expr) -> str:
@@ -137,13 +153,13 @@ def name_matches(module: str, names: Iterable[str]) -> bool:
     return module.partition(".")[0] in names
 
 
-def imported_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def imported_modules(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield line and dotted name of everything imported anywhere in the file.
 
     `from a import b` yields `a.b`, because b may be a module. A relative import yields a name that starts
     with a dot. A literal given to `import_module` counts as an import.
     """
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Import(names=names):
                 yield from ((node.lineno, alias.name) for alias in names)

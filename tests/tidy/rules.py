@@ -80,7 +80,7 @@ def imports_run_downwards(source: Source) -> Iterator[Offence]:
     if package not in MAY_IMPORT:
         yield Offence(source.path, 1, f"{package} is not a package of the house")
         return
-    for line, module in imported_modules(source.tree):
+    for line, module in imported_modules(source.nodes):
         if module.startswith("."):
             yield Offence(source.path, line, f"relative import of {module}")
         elif name_matches(module, {PACKAGE}):
@@ -94,7 +94,7 @@ def third_party_stays_in_its_place(source: Source) -> Iterator[Offence]:
     for room, denied in THIRD_PARTY_DENIED.items():
         if not f"{source.module}.".startswith(f"{PACKAGE}.{room}."):
             continue
-        for line, module in imported_modules(source.tree):
+        for line, module in imported_modules(source.nodes):
             if name_matches(module, denied):
                 yield Offence(source.path, line, f"{room} must not import {module}")
 
@@ -104,13 +104,13 @@ def core_is_pure(source: Source) -> Iterator[Offence]:
     package = source.package
     if package not in PURE:
         return
-    for line, module in imported_modules(source.tree):
+    for line, module in imported_modules(source.nodes):
         if name_matches(module, {PACKAGE}):
             if not module.startswith(f"{PACKAGE}.{package}"):
                 yield Offence(source.path, line, f"the {package} must not import {module}")
         elif name_matches(module, CORE_DENIED) or not name_matches(module, sys.stdlib_module_names):
             yield Offence(source.path, line, f"the {package} must not import {module}")
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.Call(func=ast.Name(id=name)) if name in CORE_DENIED_BUILTINS:
                 yield Offence(source.path, node.lineno, f"the {package} must not call {name}")
@@ -118,10 +118,10 @@ def core_is_pure(source: Source) -> Iterator[Offence]:
 
 def no_code_running_loaders(source: Source) -> Iterator[Offence]:
     """No pickle and its kin, no eval, no torch.load: data never becomes code."""
-    for line, module in imported_modules(source.tree):
+    for line, module in imported_modules(source.nodes):
         if name_matches(module, CODE_RUNNING_MODULES) or module in CODE_RUNNING_FUNCTIONS:
             yield Offence(source.path, line, f"imports {module}, which can run code from data")
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.Call(func=ast.Name(id=name)) if name in CODE_RUNNING_BUILTINS:
                 yield Offence(source.path, node.lineno, f"calls {name}")
@@ -141,7 +141,7 @@ def file_is_short(source: Source) -> Iterator[Offence]:
 
 def functions_are_short(source: Source) -> Iterator[Offence]:
     """A function has at most 90 lines, from its def to its end; 70 is the aim."""
-    for function in _functions(source.tree):
+    for function in _functions(source):
         assert function.end_lineno is not None
         lines = function.end_lineno - function.lineno + 1
         if lines > FUNCTION_LINES_MAX:
@@ -157,7 +157,7 @@ def functions_take_few_parameters(source: Source) -> Iterator[Offence]:
     """
     if source.module.startswith(f"{PACKAGE}.cli"):
         return
-    for function in _functions(source.tree):
+    for function in _functions(source):
         if any(_is_triton_jit(decorator) for decorator in function.decorator_list):
             continue
         arguments = function.args
@@ -170,7 +170,7 @@ def functions_take_few_parameters(source: Source) -> Iterator[Offence]:
 
 def no_getattr_with_default(source: Source) -> Iterator[Offence]:
     """getattr takes no default: on one's own types it silently skips the check that it was part of."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.Call(func=ast.Name(id="getattr"), args=[_, _, _]):
                 yield Offence(source.path, node.lineno, "getattr with a default")
@@ -178,7 +178,7 @@ def no_getattr_with_default(source: Source) -> Iterator[Offence]:
 
 def no_swallowed_exceptions(source: Source) -> Iterator[Offence]:
     """No bare except, and no handler that does nothing."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, ast.ExceptHandler):
             continue
         if node.type is None:
@@ -189,7 +189,7 @@ def no_swallowed_exceptions(source: Source) -> Iterator[Offence]:
 
 def assertions_have_no_effect(source: Source) -> Iterator[Offence]:
     """An assertion changes nothing: it calls queries alone, so that `python -O` runs the same program."""
-    for statement in ast.walk(source.tree):
+    for statement in source.nodes:
         if not isinstance(statement, ast.Assert):
             continue
         for node in ast.walk(statement):
@@ -201,7 +201,7 @@ def environment_is_read_in_cli(source: Source) -> Iterator[Offence]:
     """Settings are arguments: only `cli` and ENVIRONMENT_READERS read the environment."""
     if source.package == "cli" or source.module in ENVIRONMENT_READERS:
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.Attribute() if dotted_name(node) in {"os.environ", "os.environb", "os.getenv"}:
                 yield Offence(source.path, node.lineno, f"uses {dotted_name(node)}")
@@ -258,8 +258,8 @@ def _matching_lines(source: Source, pattern: re.Pattern[str], what: str) -> Iter
             yield Offence(source.path, number, f"{what}: {found.group()}")
 
 
-def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
+def _functions(source: Source) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in source.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 

@@ -3,6 +3,7 @@
 import re
 import sys
 import tomllib
+from functools import cache
 
 import pytest
 
@@ -18,25 +19,35 @@ from tests.tidy.rules import PYTHON_RULES, SOURCE_RULES, TEXT_RULES, Rule
 from tests.tidy.tree import ROOT, sources, texts
 
 
-def apply(rule: Rule, files: tuple[Source, ...]) -> None:
-    assert files, "no files found: the rule would pass for want of anything to look at"
-    offences = [str(offence) for file in files for offence in rule(file)]
-    assert not offences, "\n".join([rule.__doc__ or rule.__name__, *offences])
+@cache
+def offences(rules: tuple[Rule, ...], files: tuple[Source, ...]) -> dict[Rule, list[str]]:
+    """The offences against each rule; a file is parsed once for all of them."""
+    assert files, "no files found: the rules would pass for want of anything to look at"
+    found: dict[Rule, list[str]] = {rule: [] for rule in rules}
+    for file in files:
+        for rule in rules:
+            found[rule] += map(str, rule(file))
+    return found
+
+
+def apply(rule: Rule, rules: tuple[Rule, ...], files: tuple[Source, ...]) -> None:
+    found = offences(rules, files)[rule]
+    assert not found, "\n".join([rule.__doc__ or rule.__name__, *found])
 
 
 @pytest.mark.parametrize("rule", SOURCE_RULES, ids=lambda rule: rule.__name__)
 def test_source(rule: Rule) -> None:
-    apply(rule, sources("src"))
+    apply(rule, SOURCE_RULES, sources("src"))
 
 
 @pytest.mark.parametrize("rule", PYTHON_RULES, ids=lambda rule: rule.__name__)
 def test_source_and_tests(rule: Rule) -> None:
-    apply(rule, sources("src", "tests"))
+    apply(rule, PYTHON_RULES, sources("src", "tests"))
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES, ids=lambda rule: rule.__name__)
 def test_every_text_file(rule: Rule) -> None:
-    apply(rule, texts())
+    apply(rule, TEXT_RULES, texts())
 
 
 def test_every_package_has_its_place() -> None:
@@ -69,7 +80,7 @@ def test_every_package_that_is_imported_is_declared() -> None:
         for extra in MAY_IMPORT_EXTRAS.get(file.package, ()):
             wanted += extras[extra]
         declared = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in wanted}
-        foreign = {name.split(".")[0] for _, name in imported_modules(file.tree)} - standard
+        foreign = {name.split(".")[0] for _, name in imported_modules(file.nodes)} - standard
         missing = foreign - declared
         assert not missing, f"{file.path} imports {missing}, which its package does not declare"
 

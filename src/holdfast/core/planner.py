@@ -27,6 +27,9 @@ from holdfast.core.step_size import step_budget
 from holdfast.core.tokens import all_known
 from holdfast.core.turn import NEVER, Turn, TurnEvent
 
+AHEAD_MAX = 8
+"""Waiting turns for whose memory room is made at a time."""
+
 Proposer = Callable[[Session, Turn], list[int]]
 
 
@@ -310,11 +313,15 @@ class PlanBuilder:
         if not self._admits():
             return
         waiting = registry.queues.waiting
-        for turn in queue_order(waiting, registry.now, registry.policy, prompts.cached, self.full):
+        order = queue_order(waiting, registry.now, registry.policy, prompts.cached, self.full)
+        for place, turn in enumerate(order):
             if not self._admits():
                 break
             session = registry.sessions[turn.session_id]
             waits = session.unsettled or not self._at_home(session) or prompts.waits_for_prefix(session, turn)
+            if waits and self.short:
+                behind = order[place : place + AHEAD_MAX]
+                self.pressure.leave_ahead([registry.sessions[each.session_id] for each in behind])
             if (waits or not self._try_admit(session, turn)) and self._keeps_room_for(session):
                 break
 
