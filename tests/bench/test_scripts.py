@@ -21,6 +21,7 @@ SCRIPTS = (
     "cpu.host_step",
     "cpu.kv_quality",
     "cpu.speculation",
+    "cpu.storm",
     "gpu.__main__",
     "gpu.kernels",
     "gpu.write_shape",

@@ -16,7 +16,7 @@ from holdfast.client import Client
 from tests.preloaded import commands
 
 READY = re.compile(r"Holdfast serves (\S+) on (http://\S+)")
-HELD_BY_CLIENTS = ("TURN", "SESSION", "CHECKPOINT", "TRANSIT", "QUARANTINE")
+HELD_BY_CLIENTS = ("TURN", "SESSION", "CHECKPOINT", "TRANSIT", "QUARANTINE", "COPY")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+from holdfast.engine.durable.membership import Membership
 from holdfast.engine.durable.postgres.store import PostgresJournal
 from holdfast.engine.durable.records import JournalError
 from tests.engine.test_journal import ended, opened
@@ -43,13 +44,8 @@ def obey(journal: PostgresJournal, verb: str, *words: str) -> Any:
 def main() -> None:
     """Serve commands until the input ends, or `end`."""
     url, name, limit = sys.argv[1:]
-    journal = PostgresJournal(
-        f"{url}&application_name={name}",
-        "commit",
-        "v",
-        eager=False,
-        tenant_sessions=int(limit) if limit != "none" else None,
-    )
+    member = Membership(name, tenant_sessions=int(limit) if limit != "none" else None)
+    journal = PostgresJournal(url, "commit", "v", member=member)
     for line in sys.stdin:
         words = line.split()
         if words == ["end"]:

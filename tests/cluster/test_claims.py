@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.errors import SessionExists, TooManySessions
+from holdfast.core.errors import JournalUnavailable, RequestConflict, SessionExists, TooManySessions
 from holdfast.engine import claims as claims_module
+from holdfast.engine.acknowledgements import Acknowledgements
 from holdfast.engine.claims import Found, SessionClaims
 from holdfast.engine.durable.membership import Membership
+from holdfast.engine.durable.records import JournalError
 from holdfast.engine.echo import open_echo
 from holdfast.engine.listeners import Refusal
 from holdfast.engine.options import make_options
@@ -136,6 +138,47 @@ def test_a_full_engine_claims_nothing(join: Join) -> None:
     assert isinstance(second.claim("ann/s")["ann/s"].refusal, TooManySessions)
     third = join("c")
     assert third.claim("ann/s")["ann/s"].here, "the session was left for another"
+
+
+def test_what_a_repeated_fork_made_is_not_called_closed_while_the_journal_is_away(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = join("a"), join("b")
+    first.open("ann/made")
+    told = Acknowledgements(second.loop.session_log, second.claims)
+    gone = RequestConflict("it is closed since")
+
+    def answer(name: str) -> Any:
+        heard = Heard()
+        told.elsewhere(heard, name, gone)
+        return second.until(lambda: heard.answers)[0]
+
+    def away(*_: object) -> None:
+        raise JournalError("the database is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(second.claims.store), "locate", away)
+        assert isinstance(answer("ann/made"), JournalUnavailable)
+    assert answer("ann/made") == (None, "ann/made")
+    assert answer("ann/closed") is gone
+
+
+def test_a_claim_that_fails_in_an_unforeseen_way_is_refused_and_may_be_made_again(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = join("a")
+    first.open("ann/s")
+    first.loop.shut_down()
+    second = join("b")
+
+    def broken(*_: object) -> None:
+        raise ValueError("a row that nobody expected")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(second.claims.store), "take_over", broken)
+        refusal = second.claim("ann/s")["ann/s"].refusal
+    assert isinstance(refusal, JournalUnavailable) and "a row that nobody expected" in str(refusal)
+    assert second.claim("ann/s")["ann/s"].here
 
 
 def test_sessions_that_nobody_asks_for_are_claimed_in_the_end(

@@ -1,14 +1,17 @@
 """Sessions that move between engines with their memory: real processes, PostgreSQL and small models."""
 
+import json
 import signal
 import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from tests.cluster.cutting import Proxy
 from tests.cluster.test_serving import engine_ids, kill, retried, rounds
-from tests.databases import run_sql
+from tests.databases import run_sql, shared_cluster
 from tests.models.small import conversation, write_small_model
 from tests.preloaded import commands
 from tests.server.apart import Apart, EngineProcess, until
@@ -231,6 +234,70 @@ def test_the_operators_commands(apart: Apart, tmp_path: Path) -> None:
         retried(lambda: api.post(f"/v1/sessions/{name}/turns", {"input": "three"})).json()["text"] == "three"
     )
     assert api.state(name)["turns"] == 3
+
+
+HOSTILE = [
+    {"session": "s", "engine": ""},
+    {"session": "s", "engine": "e\0"},
+    {"session": "s", "engine": "e" * 100_000},
+    {"session": "../s", "engine": "e0"},
+    {"session": "", "engine": "e0"},
+    {"session": "s" * 129, "engine": "e0"},
+    {"session": "s", "engine": "e0", "tenant": "\0"},
+    {"session": "s", "engine": "e0", "tenant": "public/s"},
+    {"session": "s", "engine": "e0", "tenant": "\\0' OR 1=1 --"},
+    {"session": "s", "engine": "e0", "tenant": "x" * 1_000_000},
+    {"session": "s", "engine": "e0", "tenant": ["x"]},
+    {"session": "s", "engine": "e0", "more": 1},
+    {"session": 7, "engine": "e0"},
+    [],
+]
+RAW = [
+    b'{"session": "s", "engine": "e0", "tenant": "\\ud800"}',
+    b'{"engine": "\xff"}',
+    b"",
+    b"null",
+    b"[" * 9999,
+]
+
+
+def test_hostile_bodies_are_refused_and_nothing_moves(apart: Apart) -> None:
+    shared = Shared(apart, engines=2, apis=1)
+    api = shared.apis[0]
+    name = api.open("s")
+    api.say(name, "one")
+    home = shared.of(name)
+    for body in (*(json.dumps(each).encode() for each in HOSTILE), *RAW):
+        for path in ("move", "drain"):
+            answer = httpx.post(f"{api.url}/v1/cluster/{path}", content=body, timeout=30)
+            assert answer.status_code in (400, 404, 422), (path, body[:80], answer.text)
+            assert answer.json()["error"]["message"]
+    assert (shared.of(name), api.say(name, "two")["text"]) == (home, "two")
+    assert [each["state"] for each in api.get("/v1/cluster").json()["engines"]] == ["up", "up"]
+
+
+def test_the_status_is_shown_without_the_database_and_without_engines(apart: Apart) -> None:
+    database = shared_cluster()
+    name = database.new_database()
+    with Proxy(database.directory) as proxy:
+        beyond = f"postgresql://holdfast@/{name}?host={proxy.directory}"
+        shared = Shared(apart, url=beyond, engines=2, apis=1)
+        api = shared.apis[0]
+        api.say(api.open("s"), "one")
+
+        def rows() -> dict[str, tuple[str, bool]]:
+            found = api.get("/v1/cluster").json()["engines"]
+            return {each["engine"]: (each["state"], "life" in each) for each in found}
+
+        assert rows() == {"e0": ("up", True), "e1": ("up", True)}
+        proxy.part()
+        until(lambda: api.get("/v1/cluster").json()["fault"])
+        assert rows() == {"e0": ("up", False), "e1": ("up", False)}
+        for engine in shared.engines:
+            engine.process.kill()
+        until(lambda: rows() == {"e0": ("down", False), "e1": ("down", False)})
+        shown = commands.run("cluster", "status", "--url", api.url, text=True)
+        assert shown.returncode == 0 and "lives are not shown: no engine can be reached" in shown.stdout
 
 
 def test_sessions_leave_an_engine_under_pressure(apart: Apart, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from holdfast.engine.durable.membership import Membership
 from holdfast.engine.durable.records import Closed, Forked, JournalError, Record, Requested
 from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.durable.stores import read_sessions
@@ -41,8 +42,8 @@ def join(place: str) -> Iterator[Callable[..., PostgresJournal]]:
     with ExitStack() as stack:
 
         def start(name: str, limit: int | None = None, url: str = place) -> PostgresJournal:
-            where = f"{url}&application_name={name}"
-            member = PostgresJournal(where, "commit", "v", eager=False, tenant_sessions=limit)
+            place = Membership(name, tenant_sessions=limit)
+            member = PostgresJournal(url, "commit", "v", member=place)
             stack.enter_context(closing(member))
             return member
 
@@ -453,8 +454,8 @@ def test_a_fork_that_is_refused_may_be_asked_for_again(join: Any) -> None:
 
 
 def test_a_session_is_found_with_the_address_of_its_owner(place: str) -> None:
-    where = f"{place}&application_name=named"
-    with closing(PostgresJournal(where, "commit", "v", eager=False, address="10.0.0.7:7000")) as member:
+    named = Membership("named", address="10.0.0.7:7000")
+    with closing(PostgresJournal(place, "commit", "v", member=named)) as member:
         keep(member, opened("s"))
         with closing(connect(place)) as connection:
             found = owners.locate(connection, ["s", "nothing"])

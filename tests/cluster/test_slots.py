@@ -54,6 +54,13 @@ def test_a_silent_engine_loses_its_name_and_is_told_so() -> None:
     assert slots.hold("b", 0, "n:0", 2.0 + SILENCE_SECONDS)
 
 
+def test_an_engine_that_asks_for_its_name_again_is_heard_of() -> None:
+    slots = fresh()
+    for now in (0.0, SILENCE_SECONDS, 2 * SILENCE_SECONDS):
+        assert slots.take("a", now) == 0
+    assert slots.expire(3 * SILENCE_SECONDS) == []
+
+
 def test_a_table_that_was_lost_listens_first() -> None:
     slots = Slots(100.0)
     slots.expect(2)

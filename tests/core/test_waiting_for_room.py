@@ -84,14 +84,15 @@ def test_what_leaves_for_a_session_that_comes_back_is_not_called_back_by_a_later
         if name == "a":
             assert driver.scheduler.spill("a", driver.now)
             driver.run()
-    first, second = (driver.submit(name, prompt(5, 7), 2) for name in "ab")
+    first, second, third = (driver.submit(name, prompt(5, 7), 2) for name in "abc")
     driver.step()
-    assert driver.session("b").place is not Place.HOME
+    assert driver.session("b").place is Place.HOME, "its turn comes before that of c"
+    assert driver.session("c").place is not Place.HOME
     while not first.over:
-        assert second.admitted is None
+        assert third.admitted is None
         driver.step()
     driver.run()
-    assert (first.cached, second.cached) == (40, 40)
+    assert (first.cached, second.cached, third.cached) == (40, 40, 40)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -330,3 +330,21 @@ def test_no_moves() -> None:
     idle.start([])
     idle.fence_abandoned({})
     assert (idle.settle([]), idle.take_finished()) == ([], {})
+
+
+def test_leaving_again_copies_only_what_is_new(make_any: Make) -> None:
+    expected = talk(make_any().session(), range(7))
+    engine = make_any(host_memory=8 << 20)
+    tier = engine.loop.executor.host_tier
+    session = engine.session(id="s")
+    assert talk(session, range(5)) == expected[:5]
+    assert session.spill()
+    whole = tier.bytes_copied[Tier.HOST]
+    assert tier.bytes_copied[Tier.DEVICE] == 0
+    checked(session, 5, expected[5])
+    assert tier.bytes_copied[Tier.DEVICE] == whole, "all of it came back"
+    assert session.spill()
+    again = tier.bytes_copied[Tier.HOST] - whole
+    # A window that has slid past its copy, and a state, are copied whole.
+    assert 0 < again < whole if engine.loop.scheduler.registry.ledger.layout.full else again <= whole
+    checked(session, 6, expected[6])

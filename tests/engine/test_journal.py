@@ -105,8 +105,8 @@ def place(request: pytest.FixtureRequest, path: Path) -> str:
 def test_a_session_comes_back_as_it_was(place: str, path: Path) -> None:
     write(place, opened(), ended("s", 1), ended("s", 2, (), 2), Requested("s", "q", "rewind 1", ""))
     (session,) = read_sessions(place)
-    described = (session.id, session.tenant, session.ttl, session.metadata, session.system, session.created)
-    assert described == ("s", "red", 60.0, '{"caller": 7}', "Be brief.", 1000.0)
+    assert (session.id, session.tenant) == ("s", "red")
+    assert session.about == (60.0, '{"caller": 7}', "Be brief.", 1000.0, None, "[]", "{}")
     assert [(turn.turn_id, turn.input, turn.output) for turn in session.turns] == [
         ("t1", [1, 2, 3], [100, 101, 102, 103]),
         ("t2", [], [200, 201]),
@@ -142,7 +142,7 @@ def test_cuts_forks_and_closes(place: str) -> None:
     assert by_name == {"s": [4], "f": [4, 4, 4], "g": [4, 4, 1], "h": []}
     ends = {session.id: history(session)[-1:] for session in sessions}
     assert ends == {"s": [103], "f": [403], "g": [300], "h": []}
-    assert {session.parent for session in sessions} == {None, "s", "f"}
+    assert {session.about.parent for session in sessions} == {None, "s", "f"}
     remaining = write(place, Closed("s", "closed"), Closed("h", "closed"))
     assert {session.id: history(session)[-1:] for session in remaining} == {"f": [403], "g": [300]}
 
@@ -318,7 +318,7 @@ def test_answers_and_notes_that_cannot_be_read_are_forgotten(place: str) -> None
     change(place, "UPDATE sessions SET metadata = '{half'")
     (session,) = write(place)
     assert [turn.turn_id for turn in session.finished] == ["t2"]
-    assert (session.metadata, len(session.turns), session.damaged) == ("{}", 2, False)
+    assert (session.about.metadata, len(session.turns), session.damaged) == ("{}", 2, False)
 
 
 def test_a_journal_of_other_words_is_refused(place: str) -> None:
@@ -429,7 +429,7 @@ def test_a_journal_of_version_3_is_upgraded(path: Path) -> None:
     }
     assert history(sessions["s"]) == [1, 2, 1, 100, 101, 102, 103, 1, 2, 2, 200, 201, 202]
     assert sessions["s"].finished[0].answer is None and sessions["s"].finished[0].text == "words 1"
-    assert all(session.tools == "[]" and not session.damaged for session in sessions.values())
+    assert all(session.about.tools == "[]" and not session.damaged for session in sessions.values())
     (call,) = ANSWERED.calls
     details = details_of(None, AnswerSpec("hermes"), ANSWERED)
     turn = replace(ended("s", 3).turn, answer=ANSWERED)
@@ -445,7 +445,9 @@ def test_a_journal_of_version_4_is_upgraded(path: Path) -> None:
         connection.execute("ALTER TABLE sessions DROP COLUMN settings")
         connection.execute("PRAGMA user_version = 4")
     sessions = write(path, Retained("s", 7.0, '{"pin": true}'))
-    assert {each.id: (each.ttl, each.settings, each.tools, each.damaged) for each in sessions} == {
+    assert {
+        each.id: (each.about.ttl, each.about.settings, each.about.tools, each.damaged) for each in sessions
+    } == {
         "s": (7.0, '{"pin": true}', tools, False),
         "plain": (60.0, "{}", "[]", False),
     }
@@ -455,7 +457,7 @@ def test_settings_come_back_and_go_to_forks(path: Path) -> None:
     kept = '{"pin": true, "priority": -2}'
     write(path, replace(opened(), settings='{"priority": 1}'), ended("s", 1), opened("other"))
     write(path, Forked("early", "s", 1, 1.0), Retained("s", None, kept), Forked("late", "s", 1, 2.0))
-    found = {each.id: (each.ttl, each.settings) for each in read_sessions(path)}
+    found = {each.id: (each.about.ttl, each.about.settings) for each in read_sessions(path)}
     assert found == {
         "s": (None, kept),
         "other": (60.0, "{}"),
@@ -465,7 +467,8 @@ def test_settings_come_back_and_go_to_forks(path: Path) -> None:
     assert ("retained", f"ttl None, {kept}") in read_log(path, "s")
     change(path, "UPDATE sessions SET settings = '{}' WHERE id = 's'")
     damaged = {each.id: each for each in write(path, Forked("worse", "s", 1, 3.0))}
-    assert (damaged["s"].settings, damaged["worse"].settings, damaged["worse"].metadata) == ("{}", "{}", "{}")
+    assert damaged["s"].about.settings == "{}"
+    assert (damaged["worse"].about.settings, damaged["worse"].about.metadata) == ("{}", "{}")
 
 
 def test_tools_and_calls_come_back_and_go_to_forks(path: Path) -> None:
@@ -475,7 +478,7 @@ def test_tools_and_calls_come_back_and_go_to_forks(path: Path) -> None:
     write(path, replace(opened(), tools=tools), Ended("s", (1,), turn, details), Forked("f", "s", 1, 1.0))
     write(path, Truncated("f", 1, 2))
     found = {session.id: session for session in read_sessions(path)}
-    assert found["s"].tools == found["f"].tools == tools
+    assert found["s"].about.tools == found["f"].about.tools == tools
     assert found["s"].finished == [turn] and not found["f"].finished
     assert [
         len(calls_in(found[name].turns[0].details, len(found[name].turns[0].output))) for name in "sf"
@@ -489,11 +492,11 @@ def test_tools_and_calls_come_back_and_go_to_forks(path: Path) -> None:
 
 def test_tools_may_change(path: Path) -> None:
     write(path, opened(), Retooled("s", "[1]"), Forked("f", "s", 0, 1.0), Retooled("f", "[]"))
-    assert [session.tools for session in write(path, Retooled("gone", "[2]"))] == ["[]", "[1]"]
+    assert [session.about.tools for session in write(path, Retooled("gone", "[2]"))] == ["[]", "[1]"]
     change(path, "UPDATE sessions SET metadata = '{}' WHERE id = 's'")
     write(path, Retooled("s", "[3]"))
     damaged = {session.id: session for session in read_sessions(path)}["s"]
-    assert damaged.tools == "[]", "a damaged description stays damaged"
+    assert damaged.about.tools == "[]", "a damaged description stays damaged"
 
 
 @pytest.mark.parametrize("damage", ["tools = '{}'", "tools = '[1'", "tools = '[2]'", "tools = x'ff'"])
@@ -501,7 +504,7 @@ def test_damaged_tools_are_dropped(path: Path, damage: str) -> None:
     write(path, replace(opened(), tools="[1]"), ended("s", 1))
     change(path, f"UPDATE sessions SET {damage}")
     (session,) = read_sessions(path)
-    assert session.tools == "[]" and len(session.turns) == 1
+    assert session.about.tools == "[]" and len(session.turns) == 1
 
 
 def test_damaged_details_end_the_history(place: str) -> None:

@@ -113,7 +113,7 @@ def test_the_name_of_a_session_that_rested_too_long(
     assert engine.sessions() == ["s"]
     assert engine.resume("s").id == "s"
     (stored,) = read_sessions(tmp_path / "journal")
-    assert (stored.id, stored.system) == ("s", "Be brief.")
+    assert (stored.id, stored.about.system) == ("s", "Be brief.")
     engine.close()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.engine.durable.membership import Membership
 from holdfast.engine.durable.places import fault_of, shown, without_credentials
 from holdfast.engine.durable.records import (
     Closed,
@@ -134,9 +135,9 @@ def test_any_text_is_kept(journal: PostgresJournal, place: str) -> None:
     keep(journal, described, replace(ended(f"s{text}", 1)), Requested(f"s{text}", text, text, text))
     keep(journal, Forked(f"f{text}", f"s{text}", 1, 2000.0))
     first, second = read_sessions(place)
-    assert (first.id, first.tenant, first.system, first.unusable) == (f"s{text}", text, text, "")
+    assert (first.id, first.tenant, first.about.system, first.unusable) == (f"s{text}", text, text, "")
     assert first.requests == {text: (text, text)}
-    assert (second.id, second.parent, len(second.turns)) == (f"f{text}", f"s{text}", 1)
+    assert (second.id, second.about.parent, len(second.turns)) == (f"f{text}", f"s{text}", 1)
 
 
 def test_sessions_are_read_a_few_at_a_time(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,15 +245,18 @@ def test_a_server_whose_connection_is_gone_is_taken_over_before_its_lease_is_ove
 
 
 def test_a_life_is_renewed_when_it_is_time_and_not_before(
-    journal: PostgresJournal, place: str, statements: list[tuple[str, str]]
+    journal: PostgresJournal,
+    place: str,
+    statements: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_sql(place, "UPDATE lives SET lease = now()")
     statements.clear()
-    journal._clock = lambda: journal._renewed + 0.1
+    now = [journal._renewed + 0.1]
+    monkeypatch.setattr(store, "time", SimpleNamespace(monotonic=lambda: now[0]))
     rest = journal.keep_alive()
     assert rest is not None and 0 < rest <= store.RENEW_SECONDS and statements == []
-    last = journal._renewed
-    journal._clock = lambda: last + store.RENEW_SECONDS
+    now[0] = journal._renewed + store.RENEW_SECONDS
     assert journal.keep_alive() == store.RENEW_SECONDS
     assert run_sql(place, "SELECT lease > now() + interval '5 seconds' FROM lives") == [(True,)]
 
@@ -422,8 +426,9 @@ def test_tables_of_version_1_are_upgraded_with_their_sessions(place: str) -> Non
     run_sql(place, "ALTER TABLE lives DROP COLUMN address")
     run_sql(place, "DROP TABLE tenants")
     run_sql(place, "UPDATE facts SET value = '1' WHERE name = 'version'")
-    with closing(PostgresJournal(place, "commit", "v", tenant_sessions=1)) as journal:
-        assert [session.id for session in journal.load()] == ["s"]
+    one = Membership("other", tenant_sessions=1)
+    with closing(PostgresJournal(place, "commit", "v", member=one)) as journal:
+        assert [session.id for session in journal.claim(["s"]).sessions] == ["s"]
         assert keep(journal, opened("n"), ended("s", 2)) == frozenset()
         assert keep(journal, opened("m")) == {"m"}, "the session of before is not counted"
     assert turns(place) == {"s": ["t1", "t2"], "n": []}

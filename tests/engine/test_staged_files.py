@@ -68,6 +68,9 @@ def test_what_cannot_be_used_is_not_taken(make: Make, tmp_path: Path) -> None:
         staging.begin(1, "s", other, len(content))
     with pytest.raises(NotStaged, match="no room"):
         staging.begin(1, "s", header, 1 << 40)
+    for size in (0, -1, -(1 << 62)):
+        with pytest.raises(NotStaged, match="holds nothing"):
+            staging.begin(1, "s", header, size)
     with pytest.raises(NotStaged, match="announced"):
         staging.write(1, content)
     staging.begin(2, "s", header, len(content) - 1)
@@ -82,6 +85,25 @@ def test_what_cannot_be_used_is_not_taken(make: Make, tmp_path: Path) -> None:
     assert files(there) == [] and taker.loop.disk is not None and taker.loop.disk.store.used == 0
     take(taker, here)
     assert taker.resume("s").say([5], None).usage.computed_tokens > len(expected), "all is computed again"
+
+
+def test_announcements_are_bounded(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    giver, taker = make(**options(here)), make(**options(there))
+    talk(giver.session(id="s"), range(1))
+    header, content = sent(giver, here)
+    staging = staging_of(taker)
+    monkeypatch.setattr(staging_module, "ARRIVING_MAX", 3)
+    for call in range(3):
+        staging.begin(call, f"s{call}", header, len(content))
+    with pytest.raises(NotStaged, match="same number"):
+        staging.begin(2, "s", header, len(content))
+    with pytest.raises(NotStaged, match="3 files are on their way"):
+        staging.begin(3, "s", header, len(content))
+    staging.abandon(0)
+    assert stage(staging, 3, header, content), "the file of another has made room"
+    staging.close()
+    assert files(there) == [] and taker.loop.disk is not None and taker.loop.disk.store.used == 0
 
 
 def test_a_staged_file_whose_session_does_not_come_is_removed(

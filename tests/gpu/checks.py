@@ -13,6 +13,7 @@ from multiprocessing import get_context
 
 import torch
 
+from tests.gpu.codes_checks import check_codes, check_codes_experts
 from tests.gpu.far_checks import check_far
 from tests.gpu.kernel_checks import KERNEL_CHECKS, LIMITS
 from tests.gpu.product_checks import PRODUCT_CHECKS
@@ -24,6 +25,8 @@ CHECKS = {
     **KERNEL_CHECKS,
     **SCALED_CHECKS,
     "far": check_far,
+    "codes": check_codes,
+    "codes_experts": check_codes_experts,
     "quantised": check_quantised,
     "quantised_experts": check_quantised_experts,
 }

@@ -47,8 +47,8 @@ def serve() -> Iterator[Serve]:
     """Start servers of one's own; they end with the test."""
     started: list[Server] = []
 
-    def start(model: str | Path, *arguments: str, environment: dict[str, str] | None = None) -> Server:
-        started.append(Server(model, *arguments, environment=environment))
+    def start(model: str | Path, *arguments: str, **more: Any) -> Server:
+        started.append(Server(model, *arguments, starts_within=demands.START_SECONDS, **more))
         return started[-1]
 
     yield start
@@ -77,7 +77,9 @@ def idle_servers() -> Iterator[list[Server]]:
 @pytest.fixture
 def echo(idle_servers: list[Server], request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server of that model, found as it should be after each test."""
-    server = idle_servers.pop() if idle_servers else Server("echo", *ROOM)
+    if not idle_servers:
+        idle_servers.append(Server("echo", *ROOM, starts_within=demands.START_SECONDS))
+    server = idle_servers.pop()
     yield server
     if FAILED in request.node.stash:
         end(server)

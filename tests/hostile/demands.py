@@ -10,6 +10,9 @@ STANDSTILL_SECONDS = 10.0
 TOKENS_MEANWHILE = 20
 """Tokens that every neighbour gets, again and again, as long as an attack goes on."""
 
+START_SECONDS = 900.0
+"""A server that is not up after this long never will be. Several processes start, each with its imports."""
+
 ANSWER_SECONDS = 120.0
 """A request that has no answer after this long never gets one."""
 

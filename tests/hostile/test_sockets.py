@@ -6,9 +6,7 @@ import random
 import resource
 import select
 import socket
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -84,16 +82,9 @@ def test_others_are_served_while_connections_do_nothing(echo: Server) -> None:
                 connection.close()
 
 
-def test_running_short_of_descriptors_is_said_and_survived(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_short_of_descriptors_is_said_and_survived(serve: Serve) -> None:
     """With 256 descriptors for a process: strangers leave room for others, and regulars are warned of."""
-    limited = tmp_path / "python"
-    limited.write_text(f'#!/bin/sh\nulimit -n 256\nexec {sys.executable} "$@"\n')
-    limited.chmod(0o755)
-    with monkeypatch.context() as patched:
-        patched.setattr(sys, "executable", str(limited))
-        server = serve("echo", *ROOM)
+    server = serve("echo", *ROOM, descriptors=256)
     with Watch(server) as watch, contextlib.ExitStack() as held:
         for _ in range(400):
             held.enter_context(connect(server))

@@ -75,24 +75,24 @@ def test_a_kernel_compiles_and_fits(tmp_path: Path, shape: tuple[int, int, int, 
     ids=str,
 )
 def test_what_is_left_to_triton(monkeypatch: pytest.MonkeyPatch, given: dict[str, object]) -> None:
-    monkeypatch.setattr(scaled_attention, "machine_of", lambda index: None if index is None else H200)
-    monkeypatch.setattr(scaled_attention, "compile_source", lambda _: b"image")
-    monkeypatch.setattr(scaled_attention, "Kernel", lambda *_: "kernel")
+    monkeypatch.setattr(attention, "machine_of", lambda index: None if index is None else H200)
+    monkeypatch.setattr(attention, "compile_source", lambda _: b"image")
+    monkeypatch.setattr(attention, "Kernel", lambda *_: "kernel")
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     assert takes_scaled_queue(**HEADS)
     assert not takes_scaled_queue(**{**HEADS, **given})
 
 
 def test_a_device_with_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaled_attention, "machine_of", lambda _: Machine(132, 64 << 10))
-    monkeypatch.setattr(scaled_attention, "compile_source", lambda _: pytest.fail("compiled"))
+    monkeypatch.setattr(attention, "machine_of", lambda _: Machine(132, 64 << 10))
+    monkeypatch.setattr(attention, "compile_source", lambda _: pytest.fail("compiled"))
     assert not takes_scaled_queue(**HEADS)
 
 
 def test_a_kernel_that_cannot_be_had_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = said_without_compiler(scaled_attention, lambda: takes_scaled_queue(**HEADS), monkeypatch, caplog)
+    said = said_without_compiler(attention, lambda: takes_scaled_queue(**HEADS), monkeypatch, caplog)
     assert said == ["CUDA kernel unavailable; falling back to Triton: no compiler today"]
 
 

@@ -52,6 +52,14 @@ def test_within_a_turn_nothing_is_rounded() -> None:
     assert store.value(2) == 10.0 and store.running[1] == 14.0
 
 
+def test_a_state_that_has_not_changed_is_put_to_rest_once() -> None:
+    store = Store(1, 4)
+    store.step((None, 0, 1, 14.0))
+    assert store.value(0) == store.value(0) == 10.0
+    store.step((0, 1, 2, 1.0))
+    assert store.rests == 1, "neither when it is read again nor when its slot is needed"
+
+
 @pytest.mark.parametrize("slots", [1, 2, 5])
 def test_a_turn_begins_from_what_rests(slots: int) -> None:
     """The state before it is still awake, or is not: 14 rests as 10 in any case."""

@@ -28,6 +28,7 @@ JUDGED = (
     "moves.py",
     "node.py",
     "plan.py",
+    "planner.py",
     "points.py",
     "policy.py",
     "pool.py",

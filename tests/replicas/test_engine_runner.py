@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.autoscaling import Load
-from holdfast.replicas.engine_runner import EngineCommand, EngineNotStarted, EngineRunner, load_of
-from holdfast.server.link import wire
+from holdfast.replicas.engine_runner import EngineCommand, EngineNotStarted, EngineRunner
 from holdfast.server.link.tls import write_keys
 
 
@@ -90,6 +89,32 @@ def test_an_engine_that_cannot_start_says_why(keys: Path, tmp_path: Path) -> Non
     asyncio.run(main())
 
 
+LOUD = """
+print("x" * 300_000)
+print("Holdfast engine e0 listens on 10.0.0.1:7000", flush=True)
+for _ in range(100):
+    print("y" * 70_000)
+print("the end", end="")
+"""
+
+
+def test_lines_of_any_length_do_not_stop_an_engine(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        runner = EngineRunner(command(keys, "echo"), "engine-0")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", LOUD), stdout=asyncio.subprocess.PIPE
+        )
+        listens: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        async with asyncio.timeout(30):
+            await runner._read(process, listens)
+        assert (await listens, process.returncode) == ("10.0.0.1:7000", 0)
+
+    asyncio.run(main())
+    passed_on = capsys.readouterr().err
+    assert passed_on.count("x") == 300_000 and passed_on.count("y") == 7_000_000
+    assert passed_on.endswith("engine-0: the end\n")
+
+
 PARENT = """
 import os, subprocess, sys, time
 child = subprocess.Popen(
@@ -131,18 +156,3 @@ def test_a_child_without_its_parent_does_nothing() -> None:
     )
     assert (run.returncode, run.stdout) == (1, "")
     assert "has ended" in run.stderr
-
-
-def test_the_load_is_that_of_the_fullest_pool() -> None:
-    holders = [
-        ("full", "device", "FREE", 50),
-        ("full", "device", "TREE", 25),
-        ("full", "device", "TURN", 25),
-        ("window", "device", "FREE", 1),
-        ("window", "device", "SESSION", 3),
-        ("full", "host", "SESSION", 100),
-        ("state", "device", "FREE", 0),
-    ]
-    pulse = wire.Pulse(1, running=2, queued=3, sessions=4, counters={}, holders=holders, findings=0)
-    assert load_of(pulse) == Load(0.25, 3, 2)
-    assert load_of(wire.Pulse(1, 0, 0, 0, {}, [], 0)) == Load(1.0)

@@ -58,8 +58,10 @@ def test_a_dead_engine_keeps_its_place_until_another_takes_it() -> None:
         assert await registry.take("c", 2) == 0
         assert (await registry.engines(0))[2] == {"engine-0": "m:0", "engine-1": "m:1"}
         assert not await registry.hold("a", 0, "m:0", 2), "the one that was silent hears of it"
+        assert (await registry.engines(0))[2] == {"engine-0": "m:0", "engine-1": "m:1"}
         await registry.release("a")
         assert await registry.hold("c", 0, "n:0", 2)
+        assert (await registry.engines(0))[2] == {"engine-0": "n:0", "engine-1": "m:1"}
 
     asyncio.run(story())
 
@@ -79,6 +81,20 @@ def test_a_registry_that_was_lost_tells_nothing_before_it_has_heard_all() -> Non
     asyncio.run(story())
 
 
+def test_what_a_registry_knows_after_a_restart_is_told_whatever_the_caller_knew() -> None:
+    async def story() -> None:
+        versions = []
+        for address in ("m:0", "n:0"):
+            registry, _ = await settled()
+            await registry.hold("a", 0, address, 1)
+            version, _, known = await registry.engines(versions[-1] if versions else 0)
+            versions.append(version)
+            assert known == {"engine-0": address}
+        assert versions[0] != versions[1], "a caller that knows the first is told the second"
+
+    asyncio.run(story())
+
+
 def test_fewer_engines_are_expected() -> None:
     async def story() -> None:
         registry, _ = await settled()
@@ -89,6 +105,22 @@ def test_fewer_engines_are_expected() -> None:
         await registry.release("b")
         await registry.expect(1)
         assert (await registry.engines(0))[1:] == (1, {"engine-0": "m:0"})
+
+    asyncio.run(story())
+
+
+def test_a_silent_engine_is_forgotten_when_fewer_are_expected() -> None:
+    async def story() -> None:
+        registry, clock = await settled()
+        for number, holder in enumerate(("a", "b")):
+            await registry.hold(holder, number, f"m:{number}", 2)
+        clock.now += 4
+        await registry.expect(1)
+        assert len((await registry.engines(0))[2]) == 2, "it may live"
+        await registry.hold("a", 0, "m:0", 1)
+        clock.now += 4
+        await registry.expect(1)
+        assert (await registry.engines(0))[2] == {"engine-0": "m:0"}
 
     asyncio.run(story())
 

@@ -14,7 +14,7 @@ import httpx
 from tests.preloaded import commands
 
 READY = re.compile(r"Holdfast serves \S+ on (http://\S+)")
-HELD = ("TURN", "SESSION", "CHECKPOINT", "RETIRING", "TRANSIT", "QUARANTINE")
+HELD = ("TURN", "SESSION", "CHECKPOINT", "RETIRING", "TRANSIT", "QUARANTINE", "COPY")
 ADMIN_KEY = "the-admin-key-of-the-tests"
 
 

@@ -108,6 +108,15 @@ def test_plain_text_is_refused(served: tuple[EngineProcess, Server]) -> None:
     serves(server)
 
 
+def test_silent_connections_keep_no_api_process_out(apart: Apart) -> None:
+    engine = apart.engine("--engine-id", "e0", *SMALL)
+    with contextlib.ExitStack() as crowd:
+        for _ in range(40):
+            crowd.enter_context(socket.create_connection(("127.0.0.1", engine.port)))
+        engine.says("connections have not greeted yet, and a new one has come")
+        serves(apart.api(engine))
+
+
 def test_another_key_is_refused_at_both_ends(apart: Apart, tmp_path: Path) -> None:
     other = tmp_path / "other.pem"
     write_keys(other)

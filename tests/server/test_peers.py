@@ -19,7 +19,7 @@ from holdfast.core.turn import KEEP_ALL
 from holdfast.server.dialects.wire_fields import SamplingFields
 from holdfast.server.link import wire
 from holdfast.server.link.frames import Frames, framed
-from holdfast.server.link.peers import Peers
+from holdfast.server.link.peers import STRANGERS_MAX, Peers
 from holdfast.server.link.refusal_log import LINES_MAX, WHILE_SECONDS, RefusalLog
 from holdfast.server.link.tls import MAKE, KeysNotMade, client_context, server_context, write_keys
 
@@ -61,10 +61,13 @@ class Client:
         self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = client_context(str(keys)).wrap_bio(self._came, self._goes)
         self._frames = Frames()
+        self._engine = engine
         self._shaken = False
         while not self._shaken:
             self._pump()
-        self.say(wire.Greeting(wire.PROTOCOL, f"client {calls}", calls, engine=engine))
+
+    def greet(self) -> None:
+        self.say(wire.Greeting(wire.PROTOCOL, f"client {self.calls}", self.calls, engine=self._engine))
         assert isinstance(self.hear(), wire.Welcome) and self.hear() == READY
 
     def number(self, call: int) -> int:
@@ -128,7 +131,32 @@ def peers(keys: Path) -> Iterator[Peers]:
 
 
 def joined(peers: Peers, keys: Path, calls: int, engine: bool = False) -> Client:
-    return Client(peers, peers._listener.getsockname()[1], keys, calls, engine)
+    client = Client(peers, port_of(peers), keys, calls, engine)
+    client.greet()
+    return client
+
+
+def port_of(peers: Peers) -> int:
+    return int(peers._listener.getsockname()[1])
+
+
+def silent(peers: Peers, host: str = "127.0.0.1") -> socket.socket:
+    """A connection from an address of this machine that says nothing, once the engine has it."""
+    connected = socket.create_connection(("127.0.0.1", port_of(peers)), source_address=(host, 0))
+    connected.setblocking(False)
+    peers.wait(1.0)
+    assert any(each.host == host for each in peers._strangers.values())
+    return connected
+
+
+def is_open(connected: socket.socket) -> bool:
+    """Whether the engine has not closed a connection."""
+    try:
+        return connected.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
 
 
 def commands(peers: Peers, count: int) -> list[wire.Command]:
@@ -158,6 +186,38 @@ def test_a_key_file_is_the_owner_s_alone_and_is_not_replaced(keys: Path) -> None
     with pytest.raises(KeysNotMade, match="exists"):
         write_keys(keys)
     assert keys.read_bytes() == before
+
+
+def test_silent_connections_do_not_keep_an_api_process_out(peers: Peers, keys: Path) -> None:
+    member = joined(peers, keys, 3)
+    crowd = [silent(peers) for _ in range(40)]
+    assert [is_open(each) for each in crowd] == [False] * 8 + [True] * STRANGERS_MAX, "the oldest are closed"
+    later = joined(peers, keys, 5)
+    crowd += [silent(peers) for _ in range(40)]
+    assert len(peers._strangers) == STRANGERS_MAX
+    assert {each.calls for each in peers.members} == {3, 5}
+    assert member.heard() == later.heard() == []
+    for each in (*crowd, member, later):
+        each.close()
+
+
+def test_an_address_with_many_silent_connections_loses_its_own(peers: Peers) -> None:
+    first = silent(peers, "127.0.0.3")
+    crowd = [silent(peers, "127.0.0.2") for _ in range(40)]
+    second = silent(peers, "127.0.0.3")
+    assert is_open(first) and is_open(second)
+    assert [is_open(each) for each in crowd] == [False] * 10 + [True] * (STRANGERS_MAX - 2)
+    for each in (first, second, *crowd):
+        each.close()
+
+
+def test_a_connection_that_has_shown_the_key_keeps_its_place(peers: Peers, keys: Path) -> None:
+    client = Client(peers, port_of(peers), keys, 3, False)
+    crowd = [silent(peers) for _ in range(40)]
+    client.greet()
+    assert [each.calls for each in peers.members] == [3]
+    for each in (*crowd, client):
+        each.close()
 
 
 def test_an_encrypted_key_is_refused_and_its_password_not_asked_for(tmp_path: Path) -> None:

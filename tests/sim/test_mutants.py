@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.sim.chat_mutants import CHAT_MUTANTS
+from holdfast.sim.copy_mutants import COPY_MUTANTS
 from holdfast.sim.explore import explore
 from holdfast.sim.mutants import MUTANTS, planted
 from holdfast.sim.runner import Options, simulate
@@ -71,6 +72,10 @@ SOONER = {
     "failed-sink-loses-the-parcel": among(3, "full+window+state", 1, "tiers"),
     "sunk-parcel-is-read-from-the-host": among(1, "state", 16, "tiers"),
     "sunk-parcel-keeps-its-host-memory": among(1, "state", 16, "tiers"),
+    "failed-adoption-keeps-its-pages": among(1, "hybrid", 3, "tiers"),
+    "cut-keeps-the-stale-copy": among(3, "dense", 3, "tiers"),
+    "new-pages-precede-the-copy": among(1, "window", 16, "tiers"),
+    "partial-page-of-the-copy-counts-as-whole": among(1, "window", 16, "tiers"),
     "close-forgets-checkpoints": among(2, "window", 3, "voice"),
     "computed-input-does-not-end-its-turn": among(2, "window", 3, "voice"),
     "pins-are-forgotten": among(2, "window", 3, "voice"),
@@ -84,7 +89,10 @@ NAME = r"(s|rt)\d+"
 ROW = r"(t|rt)\d+ of (s|rt)\d+"
 TENANT = r"tenant (red|blue)"
 PARCEL = r"parcel of s\d+"
-FREE = rf"the free list(, last given to by ({SESSION}|{TURN}|{CHECKPOINT}|TRANSIT {NAME}|{TREE}))?"
+COPY = r"(copy of|COPY) s\d+"
+FREE = (
+    rf"the free list(, last given to by ({SESSION}|{TURN}|{CHECKPOINT}|TRANSIT {NAME}|COPY {NAME}|{TREE}))?"
+)
 
 
 class Report(NamedTuple):
@@ -218,10 +226,17 @@ EXPECTED: dict[str, Report] = {
     "sunk-parcel-keeps-its-host-memory": report(LEAK, SESSION),
     "sunk-parcel-is-read-from-the-host": report("content, fence", PARCEL, ROW, SESSION, TURN, NAME),
     "failed-sink-loses-the-parcel": report("content, books", PARCEL, SESSION, TURN),
+    # Copies on the host: the session that the copy is of, or who got its unit next.
+    "cut-keeps-the-stale-copy": report("content", COPY, PARCEL, SESSION, TURN, ROW),
+    "partial-page-of-the-copy-counts-as-whole": report("content", COPY, PARCEL, SESSION, TURN, ROW),
+    "state-of-the-copy-outlives-a-turn": report("content", COPY, PARCEL, SESSION, TURN, ROW),
+    "copy-is-freed-twice": report(TWICE, COPY, SESSION, FREE, f"TRANSIT {NAME}"),
+    "close-forgets-the-copy": report(LEAK, COPY),
+    "new-pages-precede-the-copy": report("content", PARCEL, SESSION, TURN, ROW),
 }
 
 OWN_WORKLOAD: dict[str, Options] = {mutant.name: OF_CHATS for mutant in CHAT_MUTANTS} | {
-    mutant.name: OF_TIERS for mutant in TIER_MUTANTS
+    mutant.name: OF_TIERS for mutant in (*TIER_MUTANTS, *COPY_MUTANTS)
 }
 
 # What a handful of events already shows.

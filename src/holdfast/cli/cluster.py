@@ -69,6 +69,8 @@ def status(url: URL = DEFAULT_URL, api_key: API_KEY = None, as_json: AS_JSON = F
         table.add_row(*(printable(str(row.get(field, "-"))) for _, field in COLUMNS))
     console = Console(width=None if Console().is_terminal else 160)
     console.print(table)
+    if found["fault"] is not None:
+        console.print(f"lives are not shown: {printable(found['fault'])}")
     if found["unclaimed"]:
         console.print(f"{found['unclaimed']} sessions of ended engines are claimed when they are needed")
 

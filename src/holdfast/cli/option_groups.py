@@ -7,11 +7,11 @@ parameter stands.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
-__all__ = ["with_groups"]
+__all__ = ["presented", "with_groups"]
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -33,9 +33,14 @@ def with_groups(command: Command) -> Command:
             arguments[name] = group(**{field.name: arguments.pop(field.name) for field in fields(group)})
         command(**arguments)
 
+    return presented(command, run, parameters)
+
+
+def presented(command: Command, run: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Command:
+    """`run` with the name and the help of `command`, and with these parameters, as Typer reads a command."""
     run.__doc__ = command.__doc__
     run.__name__ = command.__name__
-    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run  # type: ignore[return-value]
 

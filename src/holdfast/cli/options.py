@@ -20,6 +20,7 @@ import typer
 from holdfast.cli.answer_options import CHOICES as TOOL_CHOICES
 from holdfast.cli.answer_options import AnswerOptions
 from holdfast.cli.config import ConfigError, find_config, read_config
+from holdfast.cli.option_groups import presented
 from holdfast.cli.sampling_options import CHAT_DEFAULTS, SAMPLING_FIELDS
 from holdfast.engine.options import CHOICES, EngineOptions, OptionError
 from holdfast.engine.sampling import Sampling
@@ -114,6 +115,11 @@ class Option:
 
 ENGINE_OPTIONS: tuple[Option, ...] = (
     Option("device", str, "Device: auto, cpu, cuda, or one GPU such as cuda:1.", choices=CHOICES["device"]),
+    Option(
+        "tensor_parallel",
+        int,
+        "Processes that the model is divided over, each with a GPU of its own; on a CPU with some cores.",
+    ),
     Option(
         "dtype",
         str,
@@ -540,8 +546,4 @@ def takes_options(command: Command) -> Command:
             arguments[group] = {name: value for name, value in stated.items() if value is not None}
         command(**arguments)
 
-    run.__doc__ = command.__doc__
-    run.__name__ = command.__name__
-    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run  # type: ignore[return-value]
+    return presented(command, run, parameters)

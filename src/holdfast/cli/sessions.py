@@ -101,10 +101,10 @@ def _described(session: StoredSession) -> dict[str, Any]:
         "id": session.id,
         "tenant": session.tenant,
         "turns": len(session.turns),
-        "created": session.created,
-        "ttl": session.ttl,
-        "settings": json.loads(session.settings),
-        "parent": session.parent,
+        "created": session.about.created,
+        "ttl": session.about.ttl,
+        "settings": json.loads(session.about.settings),
+        "parent": session.about.parent,
         "snapshot_bytes": session.snapshot.bytes if session.snapshot is not None else 0,
         "damaged": session.damaged,
     }
@@ -139,10 +139,10 @@ def list_sessions(
     texts, numbers = ("session", "created", "from"), ("turns", "tokens", "on disk")
     table = _table(len(sessions), f"in {shown(journal)}", texts, numbers)
     for session in sessions:
-        created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(session.created))
+        created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(session.about.created))
         held = f"{session.snapshot.length} tokens" if session.snapshot is not None else ""
         called = f"{session.id} (damaged)" if session.damaged else session.id
-        parent = _plain(session.parent or "")
+        parent = _plain(session.about.parent or "")
         table.add_row(_plain(called), created, parent, str(len(session.turns)), str(session.tokens), held)
     Console().print(table)
 

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import json
 import traceback
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from holdfast.cli.planting import planting
+from holdfast.cli.option_groups import with_groups
+from holdfast.cli.planting import (
+    NO_MUTANT,
+    MutantOptions,
+    list_all,
+    planting,
+    reached_field,
+    say_reached,
+)
 from holdfast.core.layout import LAYOUT_NAMES, PAGE_SIZE_MAX
 from holdfast.sim.explore import Exploration, explore
 from holdfast.sim.found import Crashed
@@ -32,55 +40,81 @@ ALL = "all"
 app = typer.Typer(add_completion=False)
 
 
-@app.command(help="Simulate a server on the real core with injected faults, and audit after every step.")
-def sim(
-    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same run.")] = 1,
-    steps: Annotated[int, typer.Option(min=1, help="Scheduler steps over all worlds.")] = 10_000,
-    layout: Annotated[str, typer.Option(help=f"Memory layout: {', '.join(LAYOUT_NAMES)}, or {ALL}.")] = ALL,
+@dataclass(frozen=True, slots=True)
+class WorldOptions:
+    """The simulated worlds."""
+
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same run.")] = 1
+    steps: Annotated[int, typer.Option(min=1, help="Scheduler steps over all worlds.")] = 10_000
+    layout: Annotated[str, typer.Option(help=f"Memory layout: {', '.join(LAYOUT_NAMES)}, or {ALL}.")] = ALL
     page_size: Annotated[
         int | None,
         typer.Option(min=1, max=PAGE_SIZE_MAX, help="Page size.", show_default="1, 3, 16, 64"),
-    ] = None,
-    faults: Annotated[float, typer.Option(min=0.0, max=1.0, help="Probability of a fault.")] = 0.05,
-    workload: Annotated[str, typer.Option(help=f"Workload: {', '.join(WORKLOADS)}, or {ALL}.")] = ALL,
-    mutant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Plant a known bug, which the simulation must find.")
-    ] = None,
-    list_mutants: Annotated[bool, typer.Option("--list-mutants", help="List the known bugs.")] = False,
+    ] = None
+    faults: Annotated[float, typer.Option(min=0.0, max=1.0, help="Probability of a fault.")] = 0.05
+    workload: Annotated[str, typer.Option(help=f"Workload: {', '.join(WORKLOADS)}, or {ALL}.")] = ALL
+    world: Annotated[int | None, typer.Option(hidden=True, help="Run this world of the run alone.")] = None
+
+    def chosen(self) -> Options:
+        """As the runner takes them; an unknown layout or workload is a parse error."""
+        _require("layout", self.layout, LAYOUT_NAMES)
+        _require("workload", self.workload, tuple(WORKLOADS))
+        return Options(
+            self.seed,
+            self.steps,
+            LAYOUT_NAMES if self.layout == ALL else (self.layout,),
+            PAGE_SIZES if self.page_size is None else (self.page_size,),
+            tuple(WORKLOADS) if self.workload == ALL else (self.workload,),
+            self.faults,
+        )
+
+    @property
+    def replay(self) -> str:
+        """The command that runs all of these worlds again."""
+        size = f" --page-size {self.page_size}" if self.page_size is not None else ""
+        return (
+            f"holdfast sim --seed {self.seed} --steps {self.steps} --layout {self.layout}{size} "
+            f"--faults {self.faults} --workload {self.workload}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExploreOptions:
+    """An exploration instead of a simulation."""
+
     exhaustive: Annotated[
         bool, typer.Option("--explore", help="Explore all interleavings of events in tiny worlds instead.")
-    ] = False,
-    states: Annotated[int, typer.Option(min=1, help="With --explore: number of states to visit.")] = 10_000,
+    ] = False
+    states: Annotated[int, typer.Option(min=1, help="With --explore: number of states to visit.")] = 10_000
+
+
+WORLDS = WorldOptions()
+SIMULATE = ExploreOptions()
+
+
+@app.command(help="Simulate a server on the real core with injected faults, and audit after every step.")
+@with_groups
+def sim(
+    worlds: WorldOptions = WORLDS,
+    mutants: MutantOptions = NO_MUTANT,
+    explored: ExploreOptions = SIMULATE,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
-    world: Annotated[int | None, typer.Option(hidden=True, help="Run this world of the run alone.")] = None,
 ) -> None:
     """Run a simulation or an exploration, or list the mutants."""
-    if list_mutants:
-        _list_mutants(as_json)
+    if mutants.list_mutants:
+        list_all(MUTANTS, ("name", "story", "level", "what"), as_json)
         return
-    _require("layout", layout, LAYOUT_NAMES)
-    _require("workload", workload, tuple(WORKLOADS))
-    planted = planting(MUTANTS, mutant)
+    options = worlds.chosen()
     notes = Console(stderr=True)
-    options = Options(
-        seed,
-        steps,
-        LAYOUT_NAMES if layout == ALL else (layout,),
-        PAGE_SIZES if page_size is None else (page_size,),
-        tuple(WORKLOADS) if workload == ALL else (workload,),
-        faults,
-    )
-    replay = _replay_line(options, layout, page_size, workload)
-    if exhaustive:
-        replay = f"holdfast sim --explore --states {states}"
-    if mutant is not None:
-        replay += f" --mutant {mutant}"
+    exploring = explored.exhaustive
+    replay = f"holdfast sim --explore --states {explored.states}" if exploring else worlds.replay
+    replay += mutants.replay
     try:
-        with planted as patcher:
-            if exhaustive:
-                found = _explore(states, replay, patcher, notes, as_json)
+        with planting(MUTANTS, mutants.mutant) as patcher:
+            if exploring:
+                found = _explore(explored.states, replay, patcher, notes, as_json)
             else:
-                summary = _simulate(options, world, notes)
+                summary = _simulate(options, worlds.world, notes)
                 found = _report(summary, replay, patcher, as_json)
     except Crashed as crash:
         notes.print("".join(traceback.format_exception(crash.__cause__)), markup=False, highlight=False)
@@ -94,14 +128,6 @@ def sim(
 def _require(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in (*known, ALL):
         raise typer.BadParameter(f"unknown {name} {value!r}; known: {', '.join(known)}, {ALL}")
-
-
-def _replay_line(options: Options, layout: str, page_size: int | None, workload: str) -> str:
-    size = f" --page-size {page_size}" if page_size is not None else ""
-    return (
-        f"holdfast sim --seed {options.seed} --steps {options.steps} --layout {layout}{size} "
-        f"--faults {options.faults} --workload {workload}"
-    )
 
 
 def _simulate(options: Options, world: int | None, notes: Console) -> Summary:
@@ -128,7 +154,7 @@ def _report(summary: Summary, replay: str, patcher: Patcher | None, as_json: boo
     if as_json:
         if finding is not None:
             typer.echo(json.dumps(_finding_line(finding, replay)))
-        typer.echo(json.dumps(summary.as_json() | _reached(patcher)))
+        typer.echo(json.dumps(summary.as_json() | reached_field(patcher)))
         return finding is not None
     if finding is not None:
         _print_finding(finding, replay)
@@ -136,13 +162,8 @@ def _report(summary: Summary, replay: str, patcher: Patcher | None, as_json: boo
         f"{summary.steps} steps in {summary.worlds} worlds, {summary.turns} turns, {summary.faults} faults, "
         f"{int(finding is not None)} findings, state {summary.state_hash}"
     )
-    if patcher is not None:
-        typer.echo(f"the mutant was reached {patcher.reached} times, and {'' if finding else 'not '}caught")
+    say_reached(patcher, finding is not None)
     return finding is not None
-
-
-def _reached(patcher: Patcher | None) -> dict[str, object]:
-    return {} if patcher is None else {"mutant_reached": patcher.reached}
 
 
 def _finding_line(finding: Finding, replay: str) -> dict[str, object]:
@@ -185,7 +206,7 @@ def _explore(states: int, replay: str, patcher: Patcher | None, notes: Console, 
     done = explore(states, progress)
     finding = done.finding
     if as_json:
-        typer.echo(json.dumps(done.as_json() | _reached(patcher)))
+        typer.echo(json.dumps(done.as_json() | reached_field(patcher)))
         return finding is not None
     if finding is not None:
         typer.echo(f"finding: {finding.kind}: {finding.detail}")
@@ -197,17 +218,3 @@ def _explore(states: int, replay: str, patcher: Patcher | None, notes: Console, 
         f"{int(finding is not None)} findings, state {done.state_hash}"
     )
     return finding is not None
-
-
-def _list_mutants(as_json: bool) -> None:
-    if as_json:
-        for mutant in MUTANTS.values():
-            line = {"name": mutant.name, "story": mutant.story, "level": mutant.level, "what": mutant.what}
-            typer.echo(json.dumps(line))
-        return
-    table = Table(title=f"{len(MUTANTS)} mutants")
-    for heading in ("name", "story", "level", "what goes wrong"):
-        table.add_column(heading)
-    for mutant in MUTANTS.values():
-        table.add_row(mutant.name, mutant.story, mutant.level, mutant.what)
-    Console().print(table)

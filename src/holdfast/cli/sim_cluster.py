@@ -11,11 +11,16 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from holdfast.cli.option_groups import with_groups
-from holdfast.cli.planting import planting
+from holdfast.cli.planting import (
+    NO_MUTANT,
+    MutantOptions,
+    list_all,
+    planting,
+    reached_field,
+    say_reached,
+)
 from holdfast.sim.cluster.mutants import CLUSTER_MUTANTS
 from holdfast.sim.cluster.routing import Routed, compare
 from holdfast.sim.cluster.world import Options, Result, simulate
@@ -50,10 +55,7 @@ WORLD = WorldOptions()
 @with_groups
 def sim_cluster(
     world: WorldOptions = WORLD,
-    mutant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Plant a known bug, which the simulation must find.")
-    ] = None,
-    list_mutants: Annotated[bool, typer.Option("--list-mutants", help="List the known bugs.")] = False,
+    mutants: MutantOptions = NO_MUTANT,
     routing: Annotated[
         bool,
         typer.Option("--routing", help="Compare routing policies at 10, 100 and 1,000 replicas instead."),
@@ -61,34 +63,32 @@ def sim_cluster(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Run a simulation, compare routing policies, or list the mutants."""
-    if list_mutants:
-        _list_mutants(as_json)
+    if mutants.list_mutants:
+        list_all(CLUSTER_MUTANTS, ("name", "level", "what"), as_json)
         return
     if routing:
         _print_routing(compare(SIZES, world.seed), as_json)
         return
     options = Options(**asdict(world))
-    with planting(CLUSTER_MUTANTS, mutant) as patcher:
+    with planting(CLUSTER_MUTANTS, mutants.mutant) as patcher:
         result = simulate(options)
-    _report(result, _replay_line(options, mutant), patcher, as_json)
+    _report(result, _replay_line(options) + mutants.replay, patcher, as_json)
     if result.finding is not None:
         raise typer.Exit(FOUND)
 
 
-def _replay_line(options: Options, mutant: str | None) -> str:
-    planted_bug = "" if mutant is None else f" --mutant {mutant}"
+def _replay_line(options: Options) -> str:
     return (
         f"holdfast sim-cluster --seed {options.seed} --events {options.events} --replicas {options.replicas} "
         f"--sessions {options.sessions} --faults {options.faults} --loss {options.loss} "
-        f"--think {options.think} --tenants {options.tenants}{planted_bug}"
+        f"--think {options.think} --tenants {options.tenants}"
     )
 
 
 def _report(result: Result, replay: str, patcher: Patcher | None, as_json: bool) -> None:
     finding = result.finding
     if as_json:
-        reached = {} if patcher is None else {"mutant_reached": patcher.reached}
-        typer.echo(json.dumps({**result.as_json(), **reached, "replay": replay}))
+        typer.echo(json.dumps({**result.as_json(), **reached_field(patcher), "replay": replay}))
         return
     if finding is not None:
         typer.echo(f"finding: {finding.kind}: {finding.detail}")
@@ -101,8 +101,7 @@ def _report(result: Result, replay: str, patcher: Patcher | None, as_json: bool)
         f"{store['deaths']} deaths, {store['claims']} claims, {store['handed over']} sessions handed over, "
         f"{store['refused']} writes refused, {int(finding is not None)} findings"
     )
-    if patcher is not None:
-        typer.echo(f"the mutant was reached {patcher.reached} times, and {'' if finding else 'not '}caught")
+    say_reached(patcher, finding is not None)
 
 
 def _print_routing(rows: list[Routed], as_json: bool) -> None:
@@ -117,16 +116,3 @@ def _print_routing(rows: list[Routed], as_json: bool) -> None:
             f"| {row.workload} | {row.replicas} | {row.policy} | {100 * row.hits:.0f} % | {row.spread:.2f} | "
             f"{row.moved:.1f} |"
         )
-
-
-def _list_mutants(as_json: bool) -> None:
-    if as_json:
-        for mutant in CLUSTER_MUTANTS.values():
-            typer.echo(json.dumps({"name": mutant.name, "level": mutant.level, "what": mutant.what}))
-        return
-    table = Table(title=f"{len(CLUSTER_MUTANTS)} mutants")
-    for heading in ("name", "level", "what goes wrong"):
-        table.add_column(heading)
-    for mutant in CLUSTER_MUTANTS.values():
-        table.add_row(mutant.name, mutant.level, mutant.what)
-    Console().print(table)

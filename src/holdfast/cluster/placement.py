@@ -34,8 +34,8 @@ class Load:
 
     @property
     def share(self) -> float:
-        """The share of its memory that is used."""
-        return self.used / self.units
+        """The share of its memory that is used; 0 if it has none."""
+        return self.used / self.units if self.units else 0.0
 
 
 @dataclass(frozen=True, slots=True)

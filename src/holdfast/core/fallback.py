@@ -47,6 +47,7 @@ def fall_back(sequence: Sequence, limit: int) -> list[UnitCopy]:
         sequence.state.release(sequence.fence)
         sequence.state = None
     sequence.computed = sequence.planned = length
+    sequence.trim_copy()
     if sequence.lease is not None and length < sequence.lease.length:
         _shorten_lease(sequence, length, partial)
     else:

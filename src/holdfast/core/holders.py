@@ -16,6 +16,7 @@ class Kind(IntEnum):
     RETIRING = 5
     TRANSIT = 6
     QUARANTINE = 7
+    COPY = 8
 
 
 class Account:

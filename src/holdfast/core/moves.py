@@ -13,15 +13,19 @@ SPILL_TIERS = (Tier.HOST, Tier.DISK)
 
 
 class Moves:
-    """Spills and restores: `transits` has the session of each, `pending` goes with the next plan."""
+    """Spills and restores: `transits` has the session of each, `pending` goes with the next plan.
 
-    __slots__ = ("ledger", "pending", "transits", "tree")
+    `copied` are sessions at home that the host may have a copy of, the one that came back last at the end.
+    """
+
+    __slots__ = ("copied", "ledger", "pending", "transits", "tree")
 
     def __init__(self, ledger: Ledger, tree: PrefixTree) -> None:
         self.ledger = ledger
         self.tree = tree
         self.transits: dict[int, Session] = {}
         self.pending: list[TierMove] = []
+        self.copied: dict[Session, None] = {}
 
     def begin(self, session: Session, event: PlaceEvent, moves: list[TierMove]) -> None:
         """Start the moves of a session's parcel with the next plan."""
@@ -65,13 +69,42 @@ class Moves:
             units[Component.STATE] = 1
         return {component: count for component, count in units.items() if count}
 
+    def new_units(self, session: Session, tier: Tier) -> dict[Component, int]:
+        """Units that a spill to a tier would take there: less on the host, where it has a copy."""
+        units, sequence = self.parcel_units(session), session.sequence
+        copy = sequence.copy if tier is Tier.HOST else None
+        if copy is None:
+            return units
+        for component, count in units.items():
+            if component is Component.STATE:
+                units[component] -= copy.has_state(sequence.computed)
+            else:
+                begin, end = copy.span(component, sequence.pages - count, sequence.computed)
+                units[component] -= end - begin
+        return units
+
+    def came_back(self, session: Session) -> None:
+        """Note that the host may have a copy of a session's memory."""
+        self.copied.pop(session, None)
+        if session.sequence.copy is not None:
+            self.copied[session] = None
+
+    def drop_copy(self, session: Session) -> bool:
+        """Give up the host's copy of a session; False if there is none, or the session leaves with it."""
+        copied = session.sequence.copy is not None
+        if copied and session.place is not Place.HOME:
+            return False
+        del self.copied[session]
+        session.sequence.drop_copy()
+        return copied
+
     def spill_tier(self, session: Session, tiers: tuple[Tier, ...] = SPILL_TIERS) -> Tier | None:
         """The first of some tiers with room for a session's parcel, or None; a volatile one has no files."""
-        needs = self.parcel_units(session)
         account = session.holder.account
         for tier in tiers:
             if session.volatile and tier is Tier.DISK:
                 continue
+            needs = self.new_units(session, tier)
             pools = [(self.ledger.pools.get((component, tier)), need) for component, need in needs.items()]
             if pools and all(pool is not None and pool.available(account) >= need for pool, need in pools):
                 return tier

@@ -12,7 +12,6 @@ a sequence then counts the tokens that it is going to sample as known.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 
 from holdfast.core.admission import Admission
 from holdfast.core.in_flight import Plan
@@ -20,7 +19,7 @@ from holdfast.core.ledger import OutOfUnits, OverQuota
 from holdfast.core.listening import leave_point_ahead
 from holdfast.core.plan import Row
 from holdfast.core.policy import queue_order
-from holdfast.core.pressure import Pressure
+from holdfast.core.pressure import Pressure, Shortage
 from holdfast.core.prompts import Prompts
 from holdfast.core.registry import Registry
 from holdfast.core.session import Life, LifeEvent, Place, Session
@@ -28,15 +27,10 @@ from holdfast.core.step_size import step_budget
 from holdfast.core.tokens import all_known
 from holdfast.core.turn import NEVER, Turn, TurnEvent
 
+AHEAD_MAX = 8
+"""Waiting turns for whose memory room is made at a time."""
+
 Proposer = Callable[[Session, Turn], list[int]]
-
-
-class Outcome(Enum):
-    """What came of trying to admit a turn."""
-
-    ADMITTED = 1
-    NO_ROOM = 2
-    OVER_QUOTA = 3
 
 
 class Planner:
@@ -139,14 +133,14 @@ class PlanBuilder:
 
     def _extend_under_pressure(self, session: Session, shortfall: OutOfUnits) -> bool:
         """Make room for one more token of a running turn; False if it must wait."""
-        if not self._room(shortfall, session):
-            return False
-        try:
-            session.sequence.extend(1)
-        except OutOfUnits as still:
-            self._wait_for_room(still, session)
-            return False
-        return True
+        while self._room(shortfall, session):
+            try:
+                session.sequence.extend(1)
+            except OutOfUnits as another:
+                shortfall = another
+            else:
+                return True
+        return False
 
     def _room(self, shortfall: OutOfUnits, session: Session) -> bool:
         """Whether a running turn that found no memory may try again now."""
@@ -179,7 +173,6 @@ class PlanBuilder:
         drafts = self._drafts(session, turn)
         if drafts is None:
             return 0
-        pressed = False
         while budget > 0:
             try:
                 return self._row(session, turn, budget, drafts)
@@ -187,15 +180,16 @@ class PlanBuilder:
                 if drafts:
                     if not self.pressure.make_room(shortfall, session, may_retract=False):
                         drafts = []
-                elif not pressed and self._room(shortfall, session):
-                    pressed = True
-                elif _runs(session):
-                    pressed = True
-                    self._wait_for_room(shortfall, session)
-                    budget = min(budget, max(1, session.sequence.known - session.sequence.planned)) // 2
-                else:
-                    return 0
+                elif not self._room(shortfall, session):
+                    budget = self._smaller(session, budget, shortfall) if _runs(session) else 0
         return 0
+
+    def _smaller(self, session: Session, budget: int, shortfall: OutOfUnits) -> int:
+        """A smaller chunk than one for which there is no room: half of it, or what the free pages hold."""
+        registry, sequence = self.registry, session.sequence
+        pages = Shortage(registry, shortfall).room
+        room = sequence.capacity - sequence.planned + pages * registry.ledger.layout.page_size
+        return min(room, min(budget, max(1, sequence.known - sequence.planned)) // 2)
 
     def _drafts(self, session: Session, turn: Turn) -> list[int] | None:
         """Guesses for the next tokens; None if the turn must wait for its row in flight."""
@@ -294,7 +288,7 @@ class PlanBuilder:
         """
         queues = self.registry.queues
         for session in list(queues.recalled):
-            if not self.short and session.tenant not in self.full:
+            if not self._keeps_room_for(session):
                 self._at_home(session)
         return queues.held
 
@@ -308,34 +302,32 @@ class PlanBuilder:
         """
         if self.short:
             return
-        full = set(self.full)
         tried = -1
-        while len(full) > tried:
-            tried = len(full)
-            self._admit_others(full)
+        while len(self.full) > tried:
+            tried = len(self.full)
+            self._admit_others()
 
-    def _admit_others(self, full: set[str]) -> None:
+    def _admit_others(self) -> None:
         """Admit turns of tenants that are not full, up to the first that is."""
         registry, prompts = self.registry, self.planner.prompts
         if not self._admits():
             return
         waiting = registry.queues.waiting
-        for turn in queue_order(waiting, registry.now, registry.policy, prompts.cached, full):
+        order = queue_order(waiting, registry.now, registry.policy, prompts.cached, self.full)
+        for place, turn in enumerate(order):
             if not self._admits():
                 break
             session = registry.sessions[turn.session_id]
-            if session.unsettled or not self._at_home(session) or prompts.waits_for_prefix(session, turn):
-                full |= self.full
-                if self.short or session.tenant in full:
-                    break
-                continue
-            outcome = self._try_admit(session, turn)
-            if outcome is Outcome.OVER_QUOTA:
-                full.add(session.tenant)
-            if outcome is not Outcome.ADMITTED:
-                self.short = self.short or outcome is Outcome.NO_ROOM
-                self.full |= full
+            waits = session.unsettled or not self._at_home(session) or prompts.waits_for_prefix(session, turn)
+            if waits and self.short:
+                behind = order[place : place + AHEAD_MAX]
+                self.pressure.leave_ahead([registry.sessions[each.session_id] for each in behind])
+            if (waits or not self._try_admit(session, turn)) and self._keeps_room_for(session):
                 break
+
+    def _keeps_room_for(self, session: Session) -> bool:
+        """Whether memory that becomes free is for a session that lacks it, or for others of its tenant."""
+        return self.short or session.tenant in self.full
 
     def _awaits_admission(self) -> bool:
         """Whether a turn waits that may be admitted, as far as is known before it is looked at."""
@@ -354,7 +346,7 @@ class PlanBuilder:
 
         A spill under way is cancelled, unless a turn before this one waits for the room that it makes.
         """
-        if session.place is Place.LEAVING and not self.short and session.tenant not in self.full:
+        if session.place is Place.LEAVING and not self._keeps_room_for(session):
             self.registry.moves.discard(session)
         if session.place is Place.AWAY:
             try:
@@ -363,8 +355,8 @@ class PlanBuilder:
                 self._wait_for_room(shortfall, session)
         return session.place is Place.HOME
 
-    def _try_admit(self, session: Session, turn: Turn) -> Outcome:
-        """Admit one turn with its first row.
+    def _try_admit(self, session: Session, turn: Turn) -> bool:
+        """Admit one turn with its first row; False if there is no room for it.
 
         Where nothing will free what a whole chunk needs, the row is as long as there is room for. Where that
         does not help the turn gives up its session's memory: with all of it to itself, it is computed again.
@@ -379,17 +371,18 @@ class PlanBuilder:
                 admission.undo()
                 if self.pressure.make_room(shortfall, session, may_retract=False):
                     continue
-                available = shortfall.pool.available(session.holder.account)
-                if available < shortfall.asked and self.pressure.in_vain(shortfall, session, self.plan):
-                    room = available * registry.ledger.layout.page_size
+                pages = Shortage(registry, shortfall).room
+                if pages < shortfall.asked and self.pressure.in_vain(shortfall, session, self.plan):
+                    room = pages * registry.ledger.layout.page_size
                     if 0 < room < budget:
                         budget = room
                         continue
                     registry.give_up(session)
-                return Outcome.OVER_QUOTA if isinstance(shortfall, OverQuota) else Outcome.NO_ROOM
+                self._wait_for_room(shortfall, session)
+                return False
             self._admitted(session, turn)
             self.budget -= taken
-            return Outcome.ADMITTED
+            return True
 
     def _admitted(self, session: Session, turn: Turn) -> None:
         registry = self.registry
@@ -431,20 +424,20 @@ class PlanBuilder:
         While one of those lacks memory nothing is computed ahead.
         """
         queues, left = self.registry.queues, min(self.budget, self.registry.policy.listening_tokens)
-        queues.unheard = False
-        for session in list(queues.listening) if not self.short else ():
+        queues.unheard, short = False, self.short
+        for session in list(queues.listening):
             turn = session.turn
-            if left < 1 or len(self.plan.rows) >= self.registry.policy.running_max:
-                break
-            if turn is None or not turn.is_open:
-                queues.unheard = True  # It was committed, and waits for its place.
+            assert turn is not None, "a session that listens has a turn"
+            crowded = left < 1 or len(self.plan.rows) >= self.registry.policy.running_max
+            if short or crowded or not turn.is_open:
+                queues.unheard = True  # It waits for others; one that was committed, for its place.
             elif session.tenant not in self.full:
                 taken = self._compute_ahead(session, turn, left)
                 left -= taken
                 queues.unheard = queues.unheard or taken > 0
 
     def _compute_ahead(self, session: Session, turn: Turn, budget: int) -> int:
-        """Add a row for an open turn; returns its tokens. It makes room as an admission does, once."""
+        """Add a row for an open turn; returns its tokens. It makes room as an admission does."""
         queues = self.registry.queues
         waits = session.life is Life.QUEUED
         if waits:
@@ -457,7 +450,6 @@ class PlanBuilder:
         begun = self.planner.prompts.cached(turn) if waits else session.sequence.planned
         if turn.input_end - 1 <= begun:
             return 0
-        pressed = False
         while True:
             admission = Admission(self.registry, session, turn)
             try:
@@ -469,9 +461,8 @@ class PlanBuilder:
             except OutOfUnits as shortfall:
                 if waits:
                     admission.undo()
-                if pressed or not self.pressure.make_room(shortfall, session, may_retract=False):
+                if not self.pressure.make_room(shortfall, session, may_retract=False):
                     return 0
-                pressed = True
                 continue
             if waits:
                 self._admitted(session, turn)

@@ -111,28 +111,42 @@ def retraction_victim(running: list[Session]) -> Session | None:
 def spill_order(resting: Iterable[Session], now: float) -> list[Session]:
     """Sessions at rest in the order in which to take their memory: by priority, the lowest first.
 
-    Of equals those come first that stay away longest.
+    Of equals those come first that stay away longest. Those whose turn waits are needed next: they come last,
+    the turn that came first at the end.
     """
-    ranks: dict[int, list[Session]] = {}
+    ranks: dict[int, tuple[list[Session], list[Session]]] = {}
     for session in resting:
-        ranks.setdefault(session.retention.priority, []).append(session)
-    return [session for rank in sorted(ranks) for session in _by_absence(ranks[rank], now)]
+        idle, waiting = ranks.setdefault(session.retention.priority, ([], []))
+        (idle if session.turn is None else waiting).append(session)
+    order: list[Session] = []
+    for _, (idle, waiting) in sorted(ranks.items()):
+        order += _by_absence(idle, now)
+        order += sorted(waiting, key=_arrival, reverse=True)
+    return order
+
+
+def _arrival(session: Session) -> int:
+    """When the turn of a session came, in order of numbers."""
+    assert session.turn is not None
+    return session.turn.number
 
 
 def _by_absence(listed: list[Session], now: float) -> list[Session]:
     """Sessions of one priority, those first that stay away longest.
 
     A session stays away until its next turn is expected, or, without such a hint, for about as long as it has
-    been idle. Times count by powers of two: of equals those without a hint come first, then those that are
-    cheapest to bring back. Only as many are compared as can matter at once, longest away first.
+    been idle. Times count by powers of two: of equals those that the host has a whole copy of come first,
+    then those without a hint, then those that are cheapest to bring back. Only as many are compared as can
+    matter at once, longest away first.
     """
 
-    def value(session: Session) -> tuple[int, bool, int]:
+    def value(session: Session) -> tuple[int, bool, bool, int]:
         sequence = session.sequence
         leased = sequence.lease.length if sequence.lease is not None else 0
         hinted = session.expected > now
         away = session.expected - now if hinted else now - session.idle_since
-        return -int(away + 1).bit_length(), hinted, sequence.computed - leased
+        copied = sequence.copy is not None and sequence.copy.is_whole(sequence.computed)
+        return -int(away + 1).bit_length(), not copied, hinted, sequence.computed - leased
 
     hinted = [session for session in listed if session.expected > now]
     if hinted:

@@ -4,8 +4,8 @@
     what open turns have computed ahead, the youngest first
     checkpoints of sessions
     sessions at rest, the lowest priority first, of equals those that are expected to stay idle longest, then
-    the cheapest: spilled to another tier, or dropped to recomputation; what is on disk as well leaves the
-    host first
+    those that the host has a whole copy of, then the cheapest, and last those whose turn waits: spilled to
+    another tier, or dropped to recomputation; on the host copies give way first, then what is on disk as well
     sessions that are pinned (`retention`), likewise
     running turns: the one that loses least is retracted; never the oldest
     sessions that are away and lease what the tree has: dropped to recomputation, and only for a turn or a
@@ -50,10 +50,14 @@ class Shortage:
         self.account = shortfall.account if isinstance(shortfall, OverQuota) else None
 
     @property
+    def room(self) -> int:
+        """How many units are there: free, or left of the tenant's quota."""
+        return len(self.pool.free) if self.account is None else self.pool.room(self.account)
+
+    @property
     def missing(self) -> int:
         """How many more units must be given up before the need can be met at once."""
-        room = len(self.pool.free) if self.account is None else self.pool.room(self.account)
-        return max(0, self.need - room)
+        return max(0, self.need - self.room)
 
     @property
     def over(self) -> bool:
@@ -180,6 +184,35 @@ class Pressure:
             if not (takes_along and self.spill(session, asker=asker)):
                 self._drop(session, shortage)
 
+    def leave_ahead(self, waiting: Iterable[Session]) -> None:
+        """Let sessions at rest leave for turns that wait for their own memory, as far as the host has room.
+
+        Turns are admitted in order, and each would begin to make room when the one before it has its memory.
+        Nobody loses anything: no session is dropped, no copy is given up, no waiting turn's memory leaves.
+        """
+        registry = self.registry
+        parcels = [each.parcel for each in waiting if each.place is Place.AWAY and each.parcel is not None]
+        for component in registry.ledger.layout.components:
+            pool = registry.ledger.pool(component)
+            wanted = sum(len(parcel.away[component]) for parcel in parcels if component in parcel.away)
+            shortage = Shortage(registry, OutOfUnits(pool, wanted, len(pool.free)))
+            for account in shortage.givers():
+                self._leave_for_the_host(shortage, account)
+
+    def _leave_for_the_host(self, shortage: Shortage, account: Account) -> None:
+        """Let idle sessions of a tenant leave in the order of the policy, up to one without room."""
+        registry = self.registry
+        resting = [session for session in registry.queues.resting if session.holder.account is account]
+        pinned = self.pinned_sessions(account, resting)
+        idle = [each for each in resting if each.turn is None and each not in pinned]
+        for session in spill_order(idle, registry.now):
+            if shortage.over:
+                return
+            if session.place is not Place.HOME or not session.at_rest or session in registry.queues.recalled:
+                continue
+            if registry.moves.spill_tier(session, (Tier.HOST,)) is None or not self.spill(session, Tier.HOST):
+                return
+
     def pinned_sessions(self, account: Account, resting: Iterable[Session]) -> set[Session]:
         """The sessions at rest of a tenant whose pins count: those opened first, up to the tenant's limit."""
         registry, found = self.registry, set[Session]()
@@ -227,6 +260,7 @@ class Pressure:
         registry = self.registry
         if registry.in_flight.has_copies_of(session):
             return False
+        session.sequence.trim_copy()
         tiers = SPILL_TIERS if tier is None else (tier,)
         tier = next((each for each in tiers if self._has_room(each, session, asker)), None)
         if tier is None:
@@ -242,7 +276,12 @@ class Pressure:
         if session.life is Life.SEALING:
             session.on(LifeEvent.END)
         session.parcel = parcel
-        registry.moves.begin(session, PlaceEvent.SPILL, moves)
+        if moves:
+            registry.moves.begin(session, PlaceEvent.SPILL, moves)
+        else:
+            # The host has all of it: nothing is in the way of giving the device's units up.
+            session.moved(PlaceEvent.SPILL)
+            registry.has_left(session)
         return True
 
     def restore(self, session: Session, plan: Plan | None = None) -> bool:
@@ -283,8 +322,9 @@ class Pressure:
     def _has_room(self, tier: Tier, session: Session, asker: Session | None) -> bool:
         """Whether another tier has room for a session; where it has none, some is made, if that can be.
 
-        Parcels on the host with a copy on disk leave the host. Where a tenant has more of the tier than the
-        session's would have, its longest resting sessions make room and are dropped to recomputation.
+        Copies of sessions at home leave the host first, then parcels with a copy on disk. Where a tenant has
+        more of the tier than the session's would have, its longest resting sessions make room and are dropped
+        to recomputation.
         """
         registry, account = self.registry, session.holder.account
         if registry.moves.spill_tier(session, (tier,)) is not None:
@@ -293,11 +333,13 @@ class Pressure:
             return False
         pools = [
             (pool, need)
-            for component, need in registry.moves.parcel_units(session).items()
+            for component, need in registry.moves.new_units(session, tier).items()
             if (pool := registry.ledger.pools.get((component, tier))) is not None
         ]
         sinks = self.on_disk if tier is Tier.HOST else None
         quota = any(pool.room(account) < need for pool, need in pools)
+        if tier is Tier.HOST and self._drop_copies(session, account if quota else None):
+            return True
         heavier = {
             each
             for each in registry.ledger.accounts.values()
@@ -317,6 +359,19 @@ class Pressure:
             if not sunk and older.holder.account in heavier:
                 registry.give_up(older)
             if registry.moves.spill_tier(session, (tier,)) is not None:
+                return True
+        return False
+
+    def _drop_copies(self, session: Session, account: Account | None) -> bool:
+        """Give up host copies of other sessions, or of one tenant's, until a session fits; whether it does.
+
+        Those that came back last stay on the device longest: theirs go first.
+        """
+        moves = self.registry.moves
+        for other in reversed(list(moves.copied)):
+            if other is session or account not in (None, other.holder.account):
+                continue
+            if moves.drop_copy(other) and moves.spill_tier(session, (Tier.HOST,)) is not None:
                 return True
         return False
 

@@ -23,7 +23,8 @@ from holdfast.core.policy import Policy
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.queues import Queues
 from holdfast.core.retention import Retention
-from holdfast.core.session import Life, LifeEvent, Session
+from holdfast.core.session import Life, LifeEvent, PlaceEvent, Session
+from holdfast.core.tiers import finish_spill
 from holdfast.core.turn import Turn
 
 __all__ = ["EXPIRED_KEPT", "Event", "Plan", "Registry"]
@@ -186,6 +187,7 @@ class Registry:
             if not self.tenants[session.tenant]:
                 del self.tenants[session.tenant]
         self.queues.leave(session)
+        self.moves.copied.pop(session, None)
         self.in_flight.forget(session)
 
     def expire(self, session: Session) -> None:
@@ -211,6 +213,14 @@ class Registry:
             self.deadlines.add(-turn.number, turn.request.deadline, session.id)
 
     # --- memory -----------------------------------------------------------------------------------
+
+    def has_left(self, session: Session) -> None:
+        """A session's memory is on another tier: its units on the device are given up."""
+        assert session.parcel is not None
+        finish_spill(session.sequence, session.parcel)
+        session.moved(PlaceEvent.SETTLE)
+        self.counters.spills += 1
+        self.emit(EventKind.SPILLED, session, None)
 
     def drop_memory(self, session: Session) -> None:
         """Give up all of a resting session's memory; its tokens stay."""

@@ -17,6 +17,7 @@ back is called with no row of this sequence in flight, except `commit`, which a 
 
 from __future__ import annotations
 
+from holdfast.core.copies import HostCopy
 from holdfast.core.layout import Component
 from holdfast.core.lease import Lease
 from holdfast.core.ledger import Grant, Hold, Holder, Ledger, OutOfUnits
@@ -28,13 +29,17 @@ UNPAGED = 1 << 62
 
 
 class Sequence:
-    """Tokens and their memory. `computed` tokens are in memory; rows up to `planned` are in flight."""
+    """Tokens and their memory. `computed` tokens are in memory; rows up to `planned` are in flight.
+
+    `copy` is what the host has of it as well (copies.py), while it is at home.
+    """
 
     __slots__ = (
         "away",
         "capacity",
         "changed",
         "computed",
+        "copy",
         "fence",
         "full",
         "holder",
@@ -69,6 +74,7 @@ class Sequence:
         self.lease: Lease | None = None
         self.fence = 0
         self.away = False
+        self.copy: HostCopy | None = None
 
     @property
     def known(self) -> int:
@@ -412,7 +418,22 @@ class Sequence:
                 point.move_to(checkpoints)
         if self.lease is not None and self.state is not None:
             self.lease.unlock_state(self.fence)
+        self.trim_copy()
         self._hand_to(holder)
+
+    def trim_copy(self) -> None:
+        """Give up what is not, or no longer, what the sequence has computed of the host's copy."""
+        copy = self.copy
+        if copy is not None:
+            copy.follow(self.computed)
+            if copy.is_empty:
+                self.copy = None
+
+    def drop_copy(self) -> None:
+        """Give up the host's copy; the memory itself stays."""
+        if self.copy is not None:
+            self.copy.discard()
+            self.copy = None
 
     def _hand_to(self, holder: Holder) -> None:
         """Move what the sequence itself holds, points aside, to another holder. Constant time."""
@@ -454,6 +475,7 @@ class Sequence:
         if self.lease is not None:
             self.lease.release(self.fence)
             self.lease = None
+        self.drop_copy()
         self.away = False
         self.stand_at(0)
 
@@ -472,6 +494,8 @@ class Sequence:
                 into.append(point.state.grant)
             if point.window is not None:
                 into.append(point.window.hold.grant)
+        if self.copy is not None:
+            self.copy.claim(into)
 
     def faults(self) -> list[str]:
         """What is wrong with the sequence's own books, in words. Nothing, in a healthy state."""

@@ -21,7 +21,7 @@ from holdfast.core.pressure import take_back
 from holdfast.core.registry import Registry
 from holdfast.core.session import Life, LifeEvent, Place, PlaceEvent, Session
 from holdfast.core.sharing import leave_history, publish
-from holdfast.core.tiers import finish_restore, finish_spill
+from holdfast.core.tiers import finish_restore
 from holdfast.core.turn import KEEP_ALL, NEVER, Ending, Turn, TurnEvent, TurnState
 
 FAILURES_MAX = 2
@@ -393,15 +393,13 @@ class Settler:
         del registry.moves.transits[parcel.transit]
         if session.place is Place.LEAVING:
             if arrived:
-                finish_spill(session.sequence, parcel)
-                session.moved(PlaceEvent.SETTLE)
-                registry.counters.spills += 1
-                registry.emit(EventKind.SPILLED, session, None)
+                registry.has_left(session)
             else:
                 registry.moves.discard(session)
         elif arrived:
             finish_restore(session.sequence, parcel)
             session.parcel = None
+            registry.moves.came_back(session)
             registry.queues.unheard = registry.queues.unheard or session in registry.queues.listening
             session.moved(PlaceEvent.SETTLE)
             registry.emit(EventKind.RESTORED, session, None)

@@ -5,27 +5,37 @@ copy has settled; a restore does the same the other way round. While a copy is i
 held as TRANSIT and its source stays valid, so either can be cancelled at any moment: the source is still
 there, and the destination retires. What a sequence leases from the prefix tree together with others stays
 leased; what the tree keeps for it alone is its own before it leaves (`sharing.reclaim`).
+
+A restore from the host leaves the host's units to the sequence as a copy (`copies`). The next spill to the
+host copies only what is not in it: nothing at all where the copy is whole.
 """
 
 from __future__ import annotations
 
+from holdfast.core.copies import HostCopy
 from holdfast.core.layout import Component, Tier
 from holdfast.core.lease import Lease
 from holdfast.core.ledger import Grant, Hold, Holder, Ledger, OutOfUnits
 from holdfast.core.plan import TierMove
+from holdfast.core.points import Run
 from holdfast.core.sequence import Sequence
 
 
 class Parcel:
-    """A sequence's own memory on another tier, and what a restore in flight has taken at home."""
+    """A sequence's own memory on another tier, and what a restore in flight has taken at home.
 
-    __slots__ = ("away", "holder", "home", "lease", "tier", "transit")
+    While a spill is in flight `away` has the units that it copies to. The host's copy is put behind the first
+    `front` of them when the spill has settled.
+    """
+
+    __slots__ = ("away", "front", "holder", "home", "lease", "tier", "transit")
 
     def __init__(self, tier: Tier, holder: Holder, away: dict[Component, Hold], transit: int) -> None:
         self.tier = tier
         self.transit = transit
         self.holder = holder
         self.away = away
+        self.front: dict[Component, int] = {}
         self.home: dict[Component, Hold] = {}
         self.lease: Lease | None = None
 
@@ -81,33 +91,85 @@ def whole_units(sequence: Sequence, parcel: Parcel | None) -> dict[Component, tu
     return found
 
 
+def first_pages(sequence: Sequence) -> dict[Component, int]:
+    """The number of the first page that a sequence holds itself, by component."""
+    firsts = {Component.FULL: sequence.leased_pages}
+    if sequence.window is not None:
+        firsts[Component.WINDOW] = sequence.window.first
+    return firsts
+
+
 def start_spill(
     sequence: Sequence, tier: Tier, transit: Holder, number: int
 ) -> tuple[Parcel, list[TierMove]]:
-    """Take room for a sequence on another tier, or raise and change nothing. Its points are given up."""
+    """Take room for a sequence on another tier, or raise. Its points are given up.
+
+    Without room nothing changes but the host's copy, which loses what is stale.
+    """
     assert sequence.mark is None and not sequence.away, "only a sequence at rest, at home, can be spilled"
-    ledger = sequence.ledger
     own = own_holds(sequence)
-    taken = _take_all(ledger, tier, {component: len(hold) for component, hold in own.items()}, transit)
+    front, copied = dict.fromkeys(own, 0), dict.fromkeys(own, 0)
+    copy = sequence.copy if tier is Tier.HOST else None
+    if copy is not None:
+        firsts = first_pages(sequence)
+        copy.trim(firsts, sequence.computed)
+        for component in own:
+            if component is Component.STATE:
+                copied[component] = int(copy.has_state(sequence.computed))
+            else:
+                begin, end = copy.span(component, firsts[component], sequence.computed)
+                front[component], copied[component] = begin - firsts[component], end - begin
+    new = {component: len(hold) - copied[component] for component, hold in own.items()}
+    taken = _take_all(
+        sequence.ledger, tier, {component: count for component, count in new.items() if count}, transit
+    )
     while sequence.points:
         sequence.drop_point(sequence.points[-1])
-    moves = [
-        TierMove(number, component, Tier.DEVICE, list(own[component].units), tier, list(hold.units))
-        for component, hold in taken.items()
-    ]
-    return Parcel(tier, transit, taken, number), moves
+    moves: list[TierMove] = []
+    for component, hold in taken.items():
+        units, begin = own[component].units, front[component]
+        sources = units[:begin] + units[begin + copied[component] :]
+        moves.append(TierMove(number, component, Tier.DEVICE, sources, tier, list(hold.units)))
+    parcel = Parcel(tier, transit, taken, number)
+    parcel.front = front
+    return parcel, moves
 
 
 def finish_spill(sequence: Sequence, parcel: Parcel) -> None:
     """The copy has settled: the parcel is the sequence's memory now, and the device units are given up."""
-    parcel.away = {component: hold.move_to(sequence.holder) for component, hold in parcel.away.items()}
-    for component, hold in own_holds(sequence).items():
+    copy, sequence.copy = sequence.copy, None
+    joins = copy if parcel.tier is Tier.HOST else None
+    own = own_holds(sequence)
+    parcel.away = {
+        component: _joined(
+            sequence, parcel, component, joins.take(component, sequence.holder) if joins else None
+        )
+        for component in own
+    }
+    if copy is not None:
+        copy.discard()
+    for component, hold in own.items():
         if component is Component.STATE:
             hold.release(sequence.fence)
             sequence.state = None
         else:
             hold.shrink(len(hold), sequence.fence)
     sequence.away = True
+
+
+def _joined(sequence: Sequence, parcel: Parcel, component: Component, copied: Hold | None) -> Hold:
+    """The units of one component in the order of its pages: new ones before the copy, the copy, new ones."""
+    new = parcel.away.get(component)
+    if new is None:
+        assert copied is not None, "what is not copied was in the host's copy"
+        return copied
+    moved = new.move_to(sequence.holder)
+    if copied is None:
+        return moved
+    rest = moved.split(parcel.front[component])
+    moved.join(copied)
+    moved.join(rest)
+    return moved
 
 
 def start_restore(sequence: Sequence, parcel: Parcel, transit: Holder, number: int) -> list[TierMove]:
@@ -142,12 +204,25 @@ def finish_restore(sequence: Sequence, parcel: Parcel) -> None:
             assert sequence.window is not None
             sequence.window.hold.join(moved)
     parcel.home = {}
+    if parcel.tier is Tier.HOST:
+        sequence.copy = _left_behind(sequence, parcel)
     parcel.discard(sequence.fence)
     sequence.away = False
     own_first = sequence.leased_pages
     if sequence.window is not None:
         own_first = min(own_first, sequence.window.first)
     sequence.changed = min(sequence.changed, own_first)
+
+
+def _left_behind(sequence: Sequence, parcel: Parcel) -> HostCopy:
+    """The units that a sequence came back from, as its copy."""
+    away, parcel.away = parcel.away, {}
+    state = away.pop(Component.STATE, None)
+    firsts = first_pages(sequence)
+    runs = {component: Run(hold, firsts[component]) for component, hold in away.items()}
+    copy = HostCopy(sequence.ledger.layout, sequence.holder, sequence.computed, runs, state)
+    copy.fence = sequence.fence
+    return copy
 
 
 def sink(sequence: Sequence, parcel: Parcel) -> None:

@@ -6,7 +6,7 @@ Used by the verbs.
 from __future__ import annotations
 
 from holdfast.core.errors import Refused, SessionMoved
-from holdfast.engine.claims import SessionClaims
+from holdfast.engine.claims import Found, SessionClaims
 from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.listeners import Reply
 
@@ -43,10 +43,14 @@ class Acknowledgements:
         self._session_log.when_durable(session_id, lambda: reply.done(session_id, answer), refused)
 
     def elsewhere(self, reply: Reply, session_id: str, gone: Refused) -> None:
-        """Answer with a session that another engine has; refuse if it is closed."""
+        """Answer with a session that another engine has; refuse if it is closed, or the journal is away."""
         if self._claims is None:
             raise gone
-        self._claims.locate(
-            session_id,
-            lambda home: reply.refused(gone) if home is None else reply.done(None, session_id),
-        )
+
+        def told(found: Found) -> None:
+            if found.home is None:
+                reply.refused(found.refusal or gone)
+            else:
+                reply.done(None, session_id)
+
+        self._claims.locate(session_id, told)

@@ -9,7 +9,7 @@ costs no masks. A constraint on the text of an answer applies after the reasonin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from holdfast.engine.constraints import lark, schema
@@ -20,9 +20,9 @@ from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tools.answer import AnswerSpec
 from holdfast.engine.tools.choose import Chosen
 from holdfast.engine.tools.constraint import Reasons, tool_grammar
-from holdfast.engine.tools.formats import RESPONSE_TEMPLATE, call_format, reasoning_format
+from holdfast.engine.tools.formats import NO_CALLS, RESPONSE_TEMPLATE, call_format, reasoning_format
 from holdfast.engine.tools.plain_rendering import PLAIN_FORMAT
-from holdfast.engine.tools.request import Mode, Tools
+from holdfast.engine.tools.request import Mode, Tools, ToolsRefused
 
 __all__ = ["TAIL_TOKENS", "AnswerBuilder", "AnswerRefused", "Asked", "Built"]
 
@@ -78,7 +78,12 @@ class AnswerBuilder:
         return control_tokens(self._tokenizer)
 
     def build(self, prompt: Sequence[int], asked: Asked) -> Built:
-        """The grammar and the specification of the answer to a prompt; raises `AnswerRefused`."""
+        """The grammar and the specification of the answer to a prompt.
+
+        Raises `AnswerRefused`, or `ToolsRefused` for a call that must be made where none is read.
+        """
+        if self._calls is not None and self._calls.name == NO_CALLS:
+            asked = _without_calls(asked)
         reasons = self._reasons(prompt) if asked.reads else None
         answer = self._answer(prompt, asked, reasons) if asked.reads else None
         return Built(self._grammar(asked, reasons), answer)
@@ -147,6 +152,14 @@ class AnswerBuilder:
             problem = f"the grammar of its calls has more than {SOURCE_BYTES_MAX} bytes"
             raise AnswerRefused(GrammarError(Fault.TOO_LARGE, problem), field)
         return Grammar(Kind.LARK, source)
+
+
+def _without_calls(asked: Asked) -> Asked:
+    """The same for a model whose calls are not read: its tools are only described."""
+    if _must_call(asked.tools):
+        problem = "cannot be met: this server reads no tool calls (--tool-parser none); send 'auto' or 'none'"
+        raise ToolsRefused("tool_choice", problem)
+    return replace(asked, tools=Tools(asked.tools.offered, Mode.NONE))
 
 
 def _must_call(tools: Tools) -> bool:

@@ -20,8 +20,11 @@ from holdfast.engine.listeners import SessionObserver, Unobserved
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.memory_plan import plan_memory
 from holdfast.engine.options import EngineOptions, tenant_parts
+from holdfast.engine.ranks.crew import Crew
+from holdfast.engine.ranks.exchange import RankedMemory
 from holdfast.engine.setup import AnswerSetup, EngineSetup
 from holdfast.engine.step.executor import Executor, PlanRunner
+from holdfast.engine.step.profiling import measure_step
 from holdfast.engine.step.speculation import LENGTH_MAX as DRAFTS_MAX
 from holdfast.engine.step.speculation import Speculator
 from holdfast.engine.text.stream import TurnStream
@@ -48,7 +51,7 @@ def build_loop(
     defaults: GenerationDefaults,
     options: EngineOptions,
     *,
-    make_executor: MakeExecutor | None = None,
+    runner: MakeExecutor | Crew | None = None,
     identity: Identity = ALONE,
     answers: AnswerSetup | None = None,
     observer: SessionObserver | None = None,
@@ -56,11 +59,13 @@ def build_loop(
 ) -> EngineLoop:
     """The loop of an engine that is ready to make steps.
 
-    Without `answers`, turns with a grammar are refused.
+    Without `answers`, turns with a grammar are refused. `runner` makes the executor of a model without
+    weights, or is the crew of a model on several ranks.
     """
+    crew = runner if isinstance(runner, Crew) else None
     if answers is None:
         answers = AnswerSetup(Chosen(None, None), Grammars(None, "this engine has no grammar compiler"))
-    memory_plan = plan_memory(model, options)
+    memory_plan = plan_memory(model, options, measure_step if crew is None else crew.measure)
     tuning = memory_plan.tuning
     options = replace(options, **tuning.options())  # type: ignore[arg-type]
     setup = EngineSetup(model, tokenizer, defaults, options, memory_plan, answers.formats, answers.grammars)
@@ -69,14 +74,21 @@ def build_loop(
     session_log = SessionLog(open_journal(options, tokenizer, identity.member))
     executor: PlanRunner
     snapshots: SnapshotStore | None = None
-    if make_executor is not None:
-        executor = make_executor(live.stream_of)
+    if runner is not None and not isinstance(runner, Crew):
+        executor = runner(live.stream_of)
     else:
         assert isinstance(model, Model), "a model without weights needs an executor of its own"
+        if crew is not None:
+            crew.plan(memory_plan.rank_options(options), memory_plan.device)
         executor = Executor(
-            model, setup.memory_plan, tuning.max_running, live.stream_of, ahead=speculator is None
+            model, setup.memory_plan, tuning.max_running, live.stream_of, ahead=speculator is None, lead=crew
         )
-        layout = layout_identity(tuning.page_size, setup.memory_plan.layout, model.memory_shape, model.dtype)
+        layout = layout_identity(
+            tuning.page_size,
+            setup.memory_plan.layout,
+            model.memory_shape if crew is None else (model.memory_shape, options.tensor_parallel),
+            model.dtype,
+        )
         form = MemoryForm(layout, str(memory_plan.types))
         snapshots = open_snapshots(options, identity.weights, form, session_log, clock)
     scheduler = Scheduler(
@@ -89,6 +101,8 @@ def build_loop(
     disk: DiskTier | None = None
     if snapshots is not None and isinstance(executor, Executor):
         memory = SessionMemory(executor.memory, executor.host)
+        if crew is not None:
+            memory = RankedMemory(executor.memory, executor.host, crew)
         disk = DiskTier(snapshots, options.snapshot_seconds, scheduler, memory, session_log, clock)
     recover_sessions(scheduler, session_log, disk, clock())
 
@@ -106,6 +120,7 @@ def build_loop(
         Dispatcher(live, scheduler, session_log, disk, release, observed),
         disk=disk,
         speculator=speculator,
+        lead=crew,
         clock=clock,
     )
 

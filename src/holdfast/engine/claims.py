@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from holdfast.core.errors import JournalUnavailable, Refused, SessionExists, TooManySessions
-from holdfast.engine.durable.records import JournalError, StoredSession
+from holdfast.engine.durable.records import StoredSession
 from holdfast.engine.durable.recovery import recover
 from holdfast.engine.durable.store import Home, OwningStore, Taken
 from holdfast.engine.loop import EngineLoop
@@ -144,11 +144,12 @@ class SessionClaims:
         unheard, self._unheard = self._unheard, set()
         self.ask(lambda: self._store.take_over(names, unheard), lambda future: self._claimed(names, future))
 
-    def locate(self, name: str, told: Callable[[Home | None], None]) -> None:
-        """Find the owner of a session; None if it does not exist, or the store cannot be asked."""
+    def locate(self, name: str, told: Told) -> None:
+        """Find the owner of a session, and take nothing over."""
 
         def answered(future: Future[dict[str, Home]]) -> None:
-            told(None if future.exception() is not None else future.result().get(name))
+            refusal = _unavailable(future)
+            told(Found(home=future.result().get(name)) if refusal is None else Found(refusal=refusal))
 
         self.ask(lambda: self._store.locate([name]), answered)
 
@@ -180,11 +181,8 @@ class SessionClaims:
 
     def _claimed(self, names: Collection[str], future: Future[Taken]) -> None:
         self._in_flight = False
-        taken, refusal = Taken([], {}), None
-        try:
-            taken = future.result()
-        except JournalError as error:
-            refusal = JournalUnavailable(str(error))
+        refusal = _unavailable(future)
+        taken = Taken([], {}) if refusal is not None else future.result()
         for stored in taken.sessions:
             self._open(stored)
         for name in names:
@@ -231,3 +229,9 @@ class SessionClaims:
                 self.claim(name, (), lambda _: None)
 
         self.ask(lambda: self._store.unclaimed(after, UNCLAIMED_SECONDS, SWEPT_MAX), answered)
+
+
+def _unavailable(future: Future[Any]) -> JournalUnavailable | None:
+    """The refusal of a question that the store could not answer."""
+    error = future.exception()
+    return None if error is None else JournalUnavailable(str(error) or type(error).__name__)

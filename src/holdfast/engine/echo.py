@@ -253,7 +253,7 @@ def open_echo(
         tokenizer,
         GenerationDefaults((end,)),
         options,
-        make_executor=lambda stream_of: EchoExecutor(stream_of, end),
+        runner=lambda stream_of: EchoExecutor(stream_of, end),
         answers=AnswerSetup(
             formats, Grammars(echo_builder(), "constrained output needs the package llguidance")
         ),

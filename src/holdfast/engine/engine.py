@@ -303,6 +303,7 @@ class Engine:
         self.loop.shut_down()
         for name in list(self.loop.scheduler.registry.sessions):
             Session(self, name, None).close()
+        self.loop.end_ranks()
 
     def session(
         self,

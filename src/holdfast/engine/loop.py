@@ -21,6 +21,7 @@ from holdfast.engine.setup import EngineSetup
 from holdfast.engine.step.capturing import Capturing
 from holdfast.engine.step.executor import PlanRunner, require_device
 from holdfast.engine.step.flight import Flight
+from holdfast.engine.step.lead import Lead
 from holdfast.engine.step.pacing import Pacing
 from holdfast.engine.step.speculation import Speculator
 from holdfast.engine.tiers.disk import Cancellation, DiskTier
@@ -47,6 +48,7 @@ class EngineLoop:
 
     __slots__ = (
         "_device",
+        "_lead",
         "_overlap",
         "_pending",
         "capturing",
@@ -72,9 +74,11 @@ class EngineLoop:
         *,
         disk: DiskTier | None = None,
         speculator: Speculator | None = None,
+        lead: Lead | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` gives seconds and never jumps."""
+        """`clock` gives seconds and never jumps; `lead` are the other ranks of the model."""
+        self._lead = lead
         self.setup = setup
         self.scheduler = scheduler
         self.executor = executor
@@ -216,6 +220,8 @@ class EngineLoop:
 
     def _failure(self, plan: Plan, error: Exception) -> StepResult:
         log.error("step %d failed", plan.step, exc_info=error)
+        if self._lead is not None:
+            self._lead.require()
         require_device(self._device)
         return StepResult([], error=f"the executor failed: {type(error).__name__}")
 
@@ -252,6 +258,11 @@ class EngineLoop:
         self.session_log.close()
         self.setup.grammars.close()
         self.executor.host_tier.drain()
+
+    def end_ranks(self) -> None:
+        """End the other ranks of the model: no step follows."""
+        if self._lead is not None:
+            self._lead.close()
 
 
 def _no_progress(done: int, total: int) -> None:

@@ -9,9 +9,9 @@ to measure it. The sizes of pages and steps are chosen on the way (tuning.py).
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -88,13 +88,38 @@ class MemoryPlan:
         lines.append(f"room for {self.sessions} sessions of {self.session_tokens} tokens on the device")
         return [*lines, *self.tuning.lines()]
 
+    def rank_options(self, options: EngineOptions) -> EngineOptions:
+        """Options that give another rank the same pools and steps, whatever memory is free there."""
+        size = self.layout.page_size
+        return replace(
+            options,
+            **self.tuning.options(),  # type: ignore[arg-type]
+            kv_tokens=self.device.full * size or None,
+            window_tokens=self.device.window * size or None,
+            state_slots=self.device.state or None,
+        )
+
+
+class Measure(Protocol):
+    """`profiling.measure_step`, on this rank alone or on all of them."""
+
+    def __call__(
+        self, model: Model, tokens: int, page_size: int, rows_max: int, types: MemoryTypes, *, timed: bool
+    ) -> StepCost: ...
+
 
 def _units(counts: UnitCounts, component: Component) -> int:
     return (counts.full, counts.window, counts.state)[component]
 
 
-def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
-    """Size the pools and the steps as stated, or by the device and the memory that is free now."""
+def plan_memory(
+    model: ModelDescription, options: EngineOptions, measure: Measure = measure_step
+) -> MemoryPlan:
+    """Size the pools and the steps as stated, or by the device and the memory that is free now.
+
+    In tensor parallelism these are the pools of one rank: all ranks have the same.
+    """
+    ranks = options.tensor_parallel
     shape, on_gpu = model.memory_shape, model.device.type == "cuda"
     window = shape.window_tokens if shape.window is not None else 0
     page_size = stated(options.page_size) or tuning.choose_page_size(on_gpu, window)
@@ -112,7 +137,7 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
         Component.STATE: options.state_slots,
     }
     sizing = any(asked[component] is None for component in layout.components)
-    step, working = _step_size(model, options, page_size.value, types, sizing)
+    step, working = _step_size(model, options, page_size.value, types, sizing, measure)
     fitting, pool = 1, _pool_bytes(model, options, working) if sizing else 0
     awake = _states_awake(model, options, types, pool)
     if sizing:
@@ -128,13 +153,13 @@ def plan_memory(model: ModelDescription, options: EngineOptions) -> MemoryPlan:
             raise OptionError(_SIZE_OPTIONS[component], "is too small for a turn")
     sessions = min(units[component] // max(1, needs[component]) for component in layout.components)
     disk_most = each * DISK_UNITS_MAX // max(needs.values())
-    host = tier_units(needs, weights, options.host_memory)
+    host = tier_units(needs, weights, options.host_memory // ranks)
     if isinstance(model, Model):
         room = {component: units[component] * weights[component] for component in units}
         if awake.bytes:
             room[Component.STATE] += awake.bytes
         _check_room(model.device, room, [name for name in room if asked[name] is not None], options)
-    disk = tier_units(needs, weights, min(disk_bytes(options), disk_most))
+    disk = tier_units(needs, weights, min(disk_bytes(options) // ranks, disk_most))
     tuned = _tune(model, options, layout, units, page_size, step, awake.turns)
     return MemoryPlan(
         layout,
@@ -214,7 +239,12 @@ def _tune(
 
 
 def _step_size(
-    model: ModelDescription, options: EngineOptions, page_size: int, types: MemoryTypes, sizing: bool
+    model: ModelDescription,
+    options: EngineOptions,
+    page_size: int,
+    types: MemoryTypes,
+    sizing: bool,
+    measure: Measure,
 ) -> tuple[Choice, int]:
     """The tokens of the largest step, and on a GPU the memory that it takes beside weights and pools.
 
@@ -227,20 +257,20 @@ def _step_size(
         return given, 0
     rows = options.max_running or tuning.GPU_RUNNING
     if given is not None:
-        return given, measure_step(model, given.value, page_size, rows, types, timed=False).bytes
-    free, cost = free_bytes(model.device), _largest_step(model, page_size, rows, types)
+        return given, measure(model, given.value, page_size, rows, types, timed=False).bytes
+    free, cost = free_bytes(model.device), _largest_step(model, page_size, rows, types, measure)
     step = tuning.choose_step(True, cost, free)
     if step.value == cost.tokens:
         return step, cost.bytes
-    return step, measure_step(model, step.value, page_size, rows, types, timed=False).bytes
+    return step, measure(model, step.value, page_size, rows, types, timed=False).bytes
 
 
-def _largest_step(model: Model, page_size: int, rows: int, types: MemoryTypes) -> StepCost:
+def _largest_step(model: Model, page_size: int, rows: int, types: MemoryTypes, measure: Measure) -> StepCost:
     """The cost of the largest default step, or of the largest smaller one that the device has memory for."""
     tokens = tuning.GPU_STEP_TOKENS
     while True:
         try:
-            return measure_step(model, tokens, page_size, rows, types, timed=True)
+            return measure(model, tokens, page_size, rows, types, timed=True)
         except torch.OutOfMemoryError:
             if tokens <= tuning.STEP_TOKENS_MIN:
                 raise
@@ -251,7 +281,8 @@ def _pool_bytes(model: ModelDescription, options: EngineOptions, working: int) -
     """Bytes for pools: on a GPU what is free beside the graphs and the `working` memory of a step."""
     fraction = options.memory_fraction
     if model.device.type != "cuda" or not isinstance(model, Model):
-        return int(free_bytes(model.device) * (CPU_FRACTION if fraction is None else fraction))
+        free = free_bytes(model.device) // options.tensor_parallel
+        return int(free * (CPU_FRACTION if fraction is None else fraction))
     left = free_bytes(model.device) - working - GRAPH_BYTES
     return max(0, int(left * (GPU_FRACTION if fraction is None else fraction)))
 
@@ -261,6 +292,8 @@ def _check_room(
 ) -> None:
     """Reject pools that do not fit: memory allocated lazily would run out in the middle of a turn."""
     free, needed = free_bytes(device), sum(room.values())
+    if device.type == "cpu":
+        needed *= options.tensor_parallel
     if needed > free:
         said = f"is too large: pools need {_gb(needed)}, and {_gb(free)} are free"
         if not stated:

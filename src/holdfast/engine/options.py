@@ -31,6 +31,7 @@ COUNTS = (
     "session_tokens",
     "max_queue",
     "max_sessions",
+    "tensor_parallel",
 )
 COUNTS_OR_NONE = (
     "context_length",
@@ -54,6 +55,7 @@ MOST: Mapping[str, int] = {
         1 << 60,
     ),
     "page_size": PAGE_SIZE_MAX,
+    "tensor_parallel": 64,
     "max_running": 1 << 16,
 }
 """Upper limits: 32-bit for counts that are in tables, 60-bit for times and sizes."""
@@ -103,6 +105,8 @@ class OptionError(ValueError):
 class EngineOptions:
     """How an engine is set up. None means: derived from the model and the machine (tuning.py).
 
+    With `tensor_parallel` of N the model is divided over N processes, each with a GPU of its own or, on a
+    CPU, with a part of the cores; sizes in bytes are of all of them together.
     `kv_dtype` is the type of keys and values in memory: the model's own, or eight bits (`fp8`). `state_dtype`
     is the type of recurrent states that no turn computes with: as those of turns, or eight bits (`int8`).
     A step has at most `step_tokens` tokens, `chunk_tokens` of one turn, and `mixed_tokens` beside answers.
@@ -123,6 +127,7 @@ class EngineOptions:
     """
 
     device: str = "auto"
+    tensor_parallel: int = 1
     dtype: str = "auto"
     kv_dtype: str = "auto"
     state_dtype: str = "auto"
@@ -212,6 +217,10 @@ class EngineOptions:
                 raise OptionError("journal", fault)
             if not is_database(self.journal) and Path(self.journal).name in ("", ".."):
                 raise OptionError("journal", f"must name a file, not {self.journal!r}")
+        if self.tensor_parallel > 1 and re.fullmatch(r"cuda:\d+", self.device):
+            raise OptionError(
+                "device", f"{self.device} is one GPU, and tensor_parallel needs several: use cuda"
+            )
         if self.disk is not None and not self.disk:
             raise OptionError("disk", "must name a directory, not ''")
 

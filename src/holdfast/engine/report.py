@@ -142,13 +142,15 @@ def memory_reports(loop: EngineLoop, tenants: Iterable[str | None]) -> Portions[
 
 
 def _holders(loop: EngineLoop) -> Iterator[Holder]:
-    """All holders of units: sessions with their checkpoints, turns and parcels, and prefix trees."""
+    """All holders of units: sessions with their checkpoints, turns, copies and parcels, and prefix trees."""
     registry = loop.scheduler.registry
     for session in list(registry.sessions.values()):
         yield session.holder
         yield session.checkpoints
         if session.turn is not None and session.turn.holder is not session.holder:
             yield session.turn.holder
+        if session.sequence.copy is not None:
+            yield session.sequence.copy.holder
         if session.parcel is not None:
             yield session.parcel.holder
             for hold in session.parcel.home.values():

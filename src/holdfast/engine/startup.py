@@ -15,6 +15,7 @@ from holdfast.engine.listeners import SessionObserver
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, OptionError, check_context
 from holdfast.engine.pull import ECHO_MODELS, cache_directory, resolve_model
+from holdfast.engine.ranks.starting import start_ranks
 from holdfast.engine.setup import AnswerSetup, formats_of
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.text.tokenizer import Tokenizer, open_tokenizer
@@ -47,6 +48,8 @@ def open_loop(
     `EngineLoop.capturing`. A `member` of a cluster shares its journal with other engines.
     """
     if name in ECHO_MODELS:
+        if options.tensor_parallel > 1:
+            raise OptionError("tensor_parallel", f"must be 1: {name} has no weights to divide")
         return open_echo(name, options, observer, member=member)
     device = _device(options.device)
     if device.index is not None:
@@ -64,30 +67,42 @@ def open_loop(
     grammars = begin_grammars(tokenizer, checkpoint.config.vocabulary, ends)
     placement = choose_placement(checkpoint, device, options.dtype)
     pack = False if options.fast_start and options.pack_weights is None else options.pack_weights
-    with _one_thread(), _room_for(device, "the weights", "a smaller model, or weights in fewer bits,"):
-        loaded = load_model(
-            checkpoint,
-            placement,
-            load_format=options.load_format,
-            context_length=options.context_length,
-            pack_weights=pack,
-            progress=_stage(progress, "load"),
-        )
-    if device.type == "cpu":
-        match_threads()
+    crew = start_ranks(str(path), checkpoint, options, device)
     identity = weights_identity(path) if options.disk is not None else ""
-    with _room_for(device, "pools and steps", "smaller pools, or a smaller max_running or context_length,"):
-        loop = build_loop(
-            loaded,
-            tokenizer,
-            checkpoint.generation,
-            options,
-            identity=Identity(identity, member),
-            answers=AnswerSetup(formats, grammars()),
-            observer=observer,
-        )
-        if loaded.device.type == "cuda" and not options.fast_start and isinstance(loop.executor, Executor):
-            loop.executor.capture(progress, first_only=serve_early)
+    try:
+        with _one_thread(), _room_for(device, "the weights", "a smaller model, or weights in fewer bits,"):
+            loaded = load_model(
+                checkpoint,
+                placement,
+                load_format=options.load_format,
+                context_length=options.context_length,
+                pack_weights=pack,
+                progress=_stage(progress, "load"),
+                group=None if crew is None else crew.group,
+            )
+        if crew is not None:
+            crew.loaded()
+        if device.type == "cpu":
+            match_threads()
+        smaller = "smaller pools, or a smaller max_running or context_length,"
+        with _room_for(device, "pools and steps", smaller):
+            loop = build_loop(
+                loaded,
+                tokenizer,
+                checkpoint.generation,
+                options,
+                runner=crew,
+                identity=Identity(identity, member),
+                answers=AnswerSetup(formats, grammars()),
+                observer=observer,
+            )
+            executor = loop.executor
+            if loaded.device.type == "cuda" and not options.fast_start and isinstance(executor, Executor):
+                executor.capture(progress, first_only=serve_early)
+    except BaseException:
+        if crew is not None:
+            crew.kill()
+        raise
     return loop
 
 

@@ -34,6 +34,8 @@ from holdfast.kernels.batch import (
     tile_count,
 )
 from holdfast.kernels.cuda.attention import build_queue, takes_queue
+from holdfast.kernels.cuda.codes import PackedCodes
+from holdfast.kernels.cuda.codes import pack as pack_codes
 from holdfast.kernels.cuda.products import takes_products
 from holdfast.kernels.cuda.scaled_attention import takes_scaled_queue
 from holdfast.kernels.cuda.twelve import TwelveBits, pack_weight, packed_size
@@ -53,6 +55,7 @@ __all__ = [
     "KvCache",
     "Least",
     "Mamba2Weights",
+    "PackedCodes",
     "Pages",
     "PieceQueue",
     "Pieces",
@@ -72,10 +75,12 @@ __all__ = [
     "configure",
     "copy_units",
     "experts",
+    "experts_codes",
     "experts_quantised",
     "gated_delta",
     "geglu",
     "linear",
+    "linear_codes",
     "linear_fp8",
     "linear_gated",
     "linear_quantised",
@@ -83,6 +88,7 @@ __all__ = [
     "mamba2_scan",
     "move_units",
     "note_sampled",
+    "pack_codes",
     "pack_weight",
     "packed_size",
     "prepare_step",
@@ -219,6 +225,17 @@ def linear_quantised(
 ) -> torch.Tensor:
     """`linear` with a quantised weight [out, in]; activations are not rounded."""
     out: torch.Tensor = implementation(x).linear_quantised(x, weight, bias)
+    return out
+
+
+def linear_codes(
+    x: torch.Tensor,
+    weight: PackedCodes,
+    bias: torch.Tensor | None = None,
+    activation: Activation | None = None,
+) -> torch.Tensor:
+    """`linear_quantised` with a packed weight, and its activation: gated if the weight was packed so."""
+    out: torch.Tensor = implementation(x).linear_codes(x, weight, bias, activation)
     return out
 
 
@@ -377,6 +394,25 @@ def experts_quantised(
 ) -> torch.Tensor:
     """`experts` with quantised weights of the same shapes; activations are not rounded."""
     out: torch.Tensor = implementation(x).experts_quantised(
+        x, ids, weights, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
+    )
+    return out
+
+
+def experts_codes(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: PackedCodes,
+    w2: PackedCodes,
+    *,
+    activation: Activation = "swiglu",
+    clamp: Clamp = DEFAULT_CLAMP,
+    bias13: torch.Tensor | None = None,
+    bias2: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`experts_quantised` with packed weights, the first one gated if the activation is."""
+    out: torch.Tensor = implementation(x).experts_codes(
         x, ids, weights, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
     )
     return out

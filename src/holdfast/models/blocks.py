@@ -16,16 +16,19 @@ from torch import Tensor
 from holdfast.models.config import (
     AttentionConfig,
     DeltaConfig,
+    ExpertsConfig,
     Mamba2Config,
     MlpConfig,
     ModelConfig,
     Rope,
 )
 from holdfast.models.fields import Fields
-from holdfast.models.layers import Attention, Mlp, Part
+from holdfast.models.layers import Attention, Mlp, Part, Spread
 from holdfast.models.linear import Embedding, Linear
+from holdfast.models.ranks import Group, SpreadNorm
 from holdfast.models.recurrent import GatedDelta, Mamba2
 from holdfast.models.rope import rotary_table
+from holdfast.models.sharding import Sharding
 from holdfast.models.weights import WeightReader
 
 
@@ -38,11 +41,25 @@ class Block:
     after: Tensor | None = None
 
 
-class Builder:
-    """Reads the parts of one model in order. Each attention or state part takes the next layer of memory."""
+@dataclass(frozen=True, slots=True)
+class Team:
+    """Tensor parallelism: the part of this rank, and the ranks that compute a model together."""
 
-    def __init__(self, config: ModelConfig, reader: WeightReader, context_length: int) -> None:
+    sharding: Sharding
+    group: Group
+
+
+class Builder:
+    """Reads the parts of one model in order. Each attention or state part takes the next layer of memory.
+
+    With a `team` configurations that families give are of the whole model; parts are built for this rank.
+    """
+
+    def __init__(
+        self, config: ModelConfig, reader: WeightReader, context_length: int, team: Team | None = None
+    ) -> None:
         self.config = config
+        self.team = team
         self.reader = reader
         self._context_length = context_length
         self._tables: dict[Rope, Tensor] = {}
@@ -59,6 +76,9 @@ class Builder:
             layer, self._full_layers = self._full_layers, self._full_layers + 1
         else:
             layer, self._window_layers = self._window_layers, self._window_layers + 1
+        whole = config
+        if self.team is not None:
+            config = self.team.sharding.attention(prefix, whole)
         return Attention(
             config,
             self.reader,
@@ -68,9 +88,34 @@ class Builder:
             rotary=self._rotary(config.rope),
             epsilon=self.config.norm_epsilon,
             norm_offset=self.config.norm_offset,
+            spread=self._spread_norm(whole) if self.team is not None and whole.projection_norm else None,
         )
 
+    def _spread_norm(self, whole: AttentionConfig) -> Spread:
+        """The norms over all queries and all keys; keys of a head that several ranks have count once."""
+        assert self.team is not None
+        shared = self.team.sharding.heads(whole)
+        queries = torch.full((shared.heads.size,), 1.0 / whole.heads)
+        keys = torch.tensor([1.0 / (shared.copies[item] * whole.kv_heads) for item in shared.items])
+        share = torch.block_diag(queries[:, None], keys[:, None]).repeat_interleave(whole.head_dim, 0)
+        return self._spread(share / whole.head_dim)
+
+    def _spread(self, share: Tensor) -> Spread:
+        assert self.team is not None
+        group, share = self.team.group, share.to(self.reader.placement.device)
+        epsilon = self.config.norm_epsilon
+        return lambda weight: SpreadNorm(group, share, weight, epsilon)
+
     def mamba2(self, prefix: str, config: Mamba2Config) -> Mamba2:
+        spread: Spread | None = None
+        if self.team is not None:
+            sharding, whole = self.team.sharding, config
+            config = sharding.mamba2(prefix, whole)
+            if sharding.norm_is_spread(whole):
+                channels = torch.arange(whole.width) // (whole.width // whole.norm_groups)
+                first = sharding.ranks.rank * config.width
+                mine = torch.nn.functional.one_hot(channels, whole.norm_groups)[first : first + config.width]
+                spread = self._spread(mine.float() * whole.norm_groups / whole.width)
         return Mamba2(
             config,
             self.reader,
@@ -78,6 +123,7 @@ class Builder:
             width=self.config.width,
             layer=self._next_state_layer(),
             epsilon=self.config.norm_epsilon,
+            spread=spread,
         )
 
     def gated_delta(
@@ -95,17 +141,35 @@ class Builder:
         )
 
     def mlp(self, prefix: str, config: MlpConfig) -> Mlp:
+        if self.team is not None:
+            inputs = [f"{prefix}gate_proj", f"{prefix}up_proj"]
+            config = self.team.sharding.mlp(config, inputs, f"{prefix}down_proj")
         return Mlp.read(config, self.reader, prefix, self.config.width)
 
-    def embedding_and_head(self, embedding: str, head: str) -> tuple[Embedding, Linear]:
-        """The token embedding and the output head, with shared weights where the model ties them."""
+    def local_experts(self, prefix: str, config: ExpertsConfig) -> ExpertsConfig:
+        """This rank's part of experts that are stored one by one under `prefix`."""
+        return config if self.team is None else self.team.sharding.experts(prefix, config)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank adds what is added once: biases of sums."""
+        return self.team is None or self.team.sharding.ranks.rank == 0
+
+    def embedding_and_head(
+        self, embedding: str, head: str, vocabulary: int | None = None
+    ) -> tuple[Embedding, Linear]:
+        """The token embedding and the output head, with shared weights where the model ties them.
+
+        `vocabulary`: how many tokens this rank has.
+        """
         config = self.config
+        vocabulary = config.vocabulary if vocabulary is None else vocabulary
         multiplier = config.embedding_multiplier
         if config.round_embedding_multiplier:
             multiplier = float(torch.tensor(multiplier).to(self.reader.placement.dtype))
         table, tied = self.reader.embedding(
             embedding,
-            config.vocabulary,
+            vocabulary,
             config.width,
             multiplier,
             tied=config.tied_embeddings,
@@ -113,7 +177,7 @@ class Builder:
         if tied is not None:
             self.reader.ignore(rf"^{head}\.weight$")
             return table, tied
-        return table, self.reader.head(head, config.width, config.vocabulary)
+        return table, self.reader.head(head, config.width, vocabulary)
 
     def _next_state_layer(self) -> int:
         layer, self._state_layers = self._state_layers, self._state_layers + 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,15 +16,18 @@ from typing import Literal
 import torch
 
 from holdfast.models.available import available_bytes
-from holdfast.models.blocks import Family
+from holdfast.models.blocks import Family, Team
 from holdfast.models.config import ModelConfig
 from holdfast.models.families import family_of
 from holdfast.models.fields import ConfigurationError, Fields, Json, reading
 from holdfast.models.generation import GenerationDefaults, ends_of, read_generation_defaults
+from holdfast.models.linear import GROUP
 from holdfast.models.model import Model
 from holdfast.models.quantised.forms import Layout, Quantisation, read_quantisation
+from holdfast.models.ranks import Group
+from holdfast.models.sharding import Sharding
 from holdfast.models.sources import SafetensorsSource, Source
-from holdfast.models.weights import Placement, Progress, WeightReader
+from holdfast.models.weights import Placement, Progress, RankPart, WeightReader
 
 log = logging.getLogger("holdfast.models")
 
@@ -146,18 +150,21 @@ def load_model(
     context_length: int | None = None,
     pack_weights: bool | None = None,
     progress: Progress | None = None,
+    group: Group | None = None,
 ) -> Model:
     """Load a model for contexts of at most `context_length` tokens (default: its own).
 
     `pack_weights` adds packed 12-bit copies of the weights on a GPU with kernels for them (default: where the
-    copies take at most an eighth of the free memory).
+    copies take at most an eighth of the free memory). With a `group` the model is this rank's part of it.
     """
     length = checkpoint.config.context_length if context_length is None else context_length
     if length < 1:
         raise ConfigurationError(f"context length must be at least 1, not {length}")
     source = None if load_format == "dummy" else checkpoint.source()
-    reader = WeightReader(source, placement, progress, checkpoint.quantisation)
-    model = Model(checkpoint.family, checkpoint.config, reader, length)
+    team = None if group is None else Team(Sharding(group.ranks, unit_of(checkpoint)), group)
+    part = None if team is None else RankPart(team.sharding.ranks, team.sharding.cuts)
+    reader = WeightReader(source, placement, progress, checkpoint.quantisation, part)
+    model = Model(checkpoint.family, checkpoint.config, reader, length, team)
     packed = 0
     if placement.device.type == "cuda" and pack_weights is not False:
         free, _ = torch.cuda.mem_get_info(placement.device)
@@ -166,6 +173,15 @@ def load_model(
     if pack_weights and not packed:
         log.warning("no weights are packed: no kernel for them on this device, or not enough free memory")
     return model
+
+
+def unit_of(checkpoint: Checkpoint) -> int:
+    """The columns that widths are cut between: those that share a scale in quantised weights."""
+    if checkpoint.quantisation is not None:
+        forms = checkpoint.quantisation.forms()
+        return math.lcm(*(max(8, form.group or 1) for form in forms)) if forms else 1
+    source = checkpoint.gguf_source
+    return GROUP if source is not None and any(map(source.quantised, source.names())) else 1
 
 
 def room_to_pack(free: int, wanted: bool | None) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from holdfast import kernels
-from holdfast.kernels import Batch, Clamp
+from holdfast.kernels import Batch, Clamp, PackedCodes
 from holdfast.kernels.cpu.experts import experts_packed
 from holdfast.kernels.cpu.matrix import PackedMatrix
 from holdfast.kernels.quantised import QuantisedWeight
@@ -28,8 +28,8 @@ _NO_CLAMP = Clamp(1.0, math.inf)
 """For gates that are not clamped; never read."""
 
 
-ExpertMatrices = Tensor | QuantisedWeight | tuple[PackedMatrix, ...]
-"""One weight of all experts: dense, quantised, or packed for the C kernels."""
+ExpertMatrices = Tensor | QuantisedWeight | PackedCodes | tuple[PackedMatrix, ...]
+"""One weight of all experts: dense, quantised, or packed for the CUDA or C kernels."""
 
 
 class ExpertWeights(NamedTuple):
@@ -98,10 +98,11 @@ class Experts:
         config: ExpertsConfig,
         router: Router,
         weights: ExpertWeights,
+        dtype: torch.dtype,
         latent: Latent | None = None,
     ) -> None:
+        """`dtype` is that of the activations."""
         self._router = router
-        self._weights = weights
         self._latent = latent
         self._activation: kernels.Activation
         self._clamp = _NO_CLAMP if config.clamp is None else config.clamp
@@ -111,6 +112,9 @@ class Experts:
             self._activation = "geglu" if config.activation == "gelu_tanh" else "swiglu"
         else:
             self._activation = "relu_squared"
+        self._weights = weights
+        if dtype == torch.bfloat16 and config.clamp in (None, Clamp()):
+            self._weights = _packed(weights, gated=self._activation != "relu_squared")
 
     def __call__(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:  # noqa: ARG002
         ids, weights = self._router(x)
@@ -131,11 +135,28 @@ class Experts:
                 return kernels.experts_quantised(
                     x, ids, shares, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
                 )
+            case PackedCodes() as w13, PackedCodes() as w2:
+                return kernels.experts_codes(
+                    x, ids, shares, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
+                )
             case tuple() as w13, tuple() as w2:
                 return experts_packed(
                     x, ids, shares, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
                 )
         raise AssertionError("both weights of experts have the same form")
+
+
+def _packed(weights: ExpertWeights, *, gated: bool) -> ExpertWeights:
+    """Quantised weights in the order of the device's kernels, where it has some."""
+    inner, outer = weights.inner, weights.outer
+    if not isinstance(inner, QuantisedWeight) or not isinstance(outer, QuantisedWeight):
+        return weights
+    if inner.permutation is not None or outer.permutation is not None:
+        return weights
+    packed = [kernels.pack_codes(inner, gated=gated), kernels.pack_codes(outer)]
+    if packed[0] is None or packed[1] is None:
+        return weights
+    return weights._replace(inner=packed[0], outer=packed[1])
 
 
 class GatedPart:

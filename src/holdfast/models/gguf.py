@@ -28,6 +28,7 @@ from holdfast.kernels.cpu.matrix import Table
 from holdfast.kernels.torch.quantised import scale_values
 from holdfast.models.fields import ConfigurationError, Json, reading, unreadable
 from holdfast.models.linear import FourBitWeight
+from holdfast.models.sources import Runs, read_runs
 
 _SCALARS = {
     GGUFValueType.UINT8: "<B",
@@ -257,6 +258,10 @@ class GgufSource:
         parts = [self._dense(name, entry) for entry in self._entries(name)]
         dense = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
         return self._tensors[name].change.undone(self._in_order(name, dense))
+
+    def read_part(self, name: str, runs: Runs) -> Tensor:
+        """A part of a tensor, of which all is read."""
+        return read_runs(self.read(name).__getitem__, runs)
 
     def _dense(self, name: str, entry: TensorEntry) -> Tensor:
         raw = self._file.raw(entry)

@@ -7,7 +7,8 @@ a step is in `memory`. Recurrent mixers are in `recurrent`, experts in `experts`
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,7 +18,12 @@ from holdfast.kernels import Batch, Rotation
 from holdfast.models.config import AttentionConfig, MlpConfig
 from holdfast.models.linear import DenseLinear, Linear
 from holdfast.models.memory import Memory
+from holdfast.models.quantised.products import QuantisedLinear
+from holdfast.models.ranks import SpreadNorm
 from holdfast.models.weights import WeightReader
+
+Spread: TypeAlias = Callable[[Tensor], SpreadNorm]
+"""Makes a norm over channels of several ranks from its weight."""
 
 
 class Part(Protocol):
@@ -44,7 +50,9 @@ class Attention:
         rotary: Tensor | None,
         epsilon: float,
         norm_offset: float,
+        spread: Spread | None = None,
     ) -> None:
+        """`spread`: the norm over the whole projections, of which this rank has a part."""
         self.config = config
         self._layer = layer
         self._epsilon = epsilon
@@ -58,7 +66,9 @@ class Attention:
             bias=config.input_bias,
             order=_queries_before_gates(config, keys) if gates else None,
         )
-        self._output = reader.linear([f"{prefix}o_proj"], queries, [width], bias=config.output_bias)
+        self._output = reader.linear(
+            [f"{prefix}o_proj"], queries, [width], bias=config.output_bias, summed=True
+        )
         sizes = (config.head_dim, config.head_dim) if config.head_norm else (queries, keys)
         norms: tuple[Tensor, Tensor] | None = None
         if config.head_norm or config.projection_norm:
@@ -67,6 +77,7 @@ class Attention:
                 reader.norm(f"{prefix}k_norm", sizes[1], norm_offset),
             )
         self._projection_norms = norms if config.projection_norm else None
+        self._spread_norm = None if spread is None or norms is None else spread(torch.cat(norms))
         self.rotation = (
             Rotation(rotary, *norms, eps=epsilon)
             if norms is not None and config.head_norm
@@ -88,7 +99,10 @@ class Attention:
         query, gate, key, value = self._input(x).split(self._splits, dim=-1)
         if config.key_multiplier != 1.0:
             key = key * config.key_multiplier
-        if self._projection_norms is not None:
+        if self._spread_norm is not None:
+            normed = self._spread_norm(torch.cat((query, key), dim=-1)).to(x.dtype)
+            query, key = normed.split([query.shape[-1], key.shape[-1]], dim=-1)
+        elif self._projection_norms is not None:
             query = kernels.rms_norm(query, self._projection_norms[0], self._epsilon)
             key = kernels.rms_norm(key, self._projection_norms[1], self._epsilon)
         pages = batch.full if config.window is None else batch.window
@@ -153,9 +167,13 @@ class Mlp:
         return cls(
             config,
             reader.linear(
-                [f"{prefix}{part}" for part in parts], width, [config.width] * len(parts), bias=config.bias
+                [f"{prefix}{part}" for part in parts],
+                width,
+                [config.width] * len(parts),
+                bias=config.bias,
+                gated=config.gated and config.gate_multiplier == 1.0,
             ),
-            reader.linear([f"{prefix}down_proj"], config.width, [width], bias=config.bias),
+            reader.linear([f"{prefix}down_proj"], config.width, [width], bias=config.bias, summed=True),
         )
 
     @property
@@ -168,6 +186,8 @@ class Mlp:
         if isinstance(self._input, DenseLinear) and config.gate_multiplier == 1.0:
             given = self._input
             inner = kernels.linear_gated(x, given.weight, given.bias, self._activation, given.twelve)
+        elif isinstance(self._input, QuantisedLinear) and self._input.activates:
+            inner = self._input(x, self._activation)
         else:
             inner = self._input(x)
             if config.gate_multiplier != 1.0:

@@ -8,7 +8,7 @@ units are never cleared. Built by the engine, read and written by the layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,6 +108,7 @@ class Memory:
     """
 
     __slots__ = (
+        "_tell",
         "convolution",
         "full",
         "full_layers",
@@ -147,6 +148,7 @@ class Memory:
         self.full, self.full_scales = pages(shape.full, counts.full)
         self.window, self.window_scales = pages(shape.window, counts.window)
         self.rested: tuple[Tensor, ...] = ()
+        self._tell: Callable[[bool, Places], None] | None = None
         self.resting: RestingStates | None = None
         if shape.state is not None:
             state, running = shape.state, counts.running if types.rested else counts.state
@@ -161,7 +163,7 @@ class Memory:
                     zeros(counts.state, *recurrent[:-1], kind=torch.float32),
                 )
                 # The last running slot is for padding.
-                self.resting = RestingStates(max(0, running - 1), self._put_to_rest, self._wake)
+                self.resting = RestingStates(max(0, running - 1), self.put_to_rest, self.wake)
         self.full_layers = _kv_views(self.full, self.full_scales)
         self.window_layers = _kv_views(self.window, self.window_scales)
         self.state_layers = tuple(
@@ -190,14 +192,24 @@ class Memory:
         if component == "state" and self.resting is not None:
             self.resting.forget(units)
 
-    def _put_to_rest(self, states: Places) -> None:
+    def follow(self, tell: Callable[[bool, Places], None]) -> None:
+        """Call `tell` before states wake (True) or are put to rest, for other ranks."""
+        self._tell = tell
+
+    def put_to_rest(self, states: Places) -> None:
+        """Copy states from running slots to where they rest."""
+        if self._tell is not None:
+            self._tell(False, states)
         slots, places = self._indices(states)
         convolutions, codes, scales = self.rested
         assert self.convolution is not None and self.recurrent is not None
         kernels.move_units(self.convolution, slots, convolutions, places)
         kernels.rest_states(self.recurrent, slots, codes, scales, places)
 
-    def _wake(self, states: Places) -> None:
+    def wake(self, states: Places) -> None:
+        """Copy states from where they rest to running slots."""
+        if self._tell is not None:
+            self._tell(True, states)
         places, slots = self._indices(states)
         convolutions, codes, scales = self.rested
         assert self.convolution is not None and self.recurrent is not None

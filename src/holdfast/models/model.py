@@ -14,14 +14,15 @@ from torch import Tensor
 
 from holdfast import kernels
 from holdfast.kernels import Batch
-from holdfast.models.blocks import Builder, Family
+from holdfast.models.blocks import Builder, Family, Team
 from holdfast.models.config import ExpertsConfig, ModelConfig
 from holdfast.models.fp8 import Fp8Linear
 from holdfast.models.fused import fuse
 from holdfast.models.layout import MemoryShape, memory_shape
-from holdfast.models.linear import DenseLinear
+from holdfast.models.linear import DenseLinear, Embedding
 from holdfast.models.memory import Memory, MemoryTypes, UnitCounts
 from holdfast.models.quantised.products import QuantisedLinear
+from holdfast.models.ranks import CutEmbedding, Group, Vocabulary
 from holdfast.models.weights import WeightReader
 
 
@@ -44,24 +45,43 @@ class Model:
     """The blocks of one model between its token embedding and its output head."""
 
     def __init__(
-        self, family: Family, config: ModelConfig, reader: WeightReader, context_length: int
+        self,
+        family: Family,
+        config: ModelConfig,
+        reader: WeightReader,
+        context_length: int,
+        team: Team | None = None,
     ) -> None:
-        """Reads every weight; raises `WeightMismatch` with all names that do not fit."""
+        """Reads every weight; raises `WeightMismatch` with all names that do not fit.
+
+        With a `team` this is one rank's part: `config` becomes the local configuration, and every rank calls
+        `forward` and `logits` with the same batch.
+        """
         for pattern in family.ignored:
             reader.ignore(pattern)
-        builder = Builder(config, reader, context_length)
+        builder = Builder(config, reader, context_length, team)
+        self.group: Group | None = None
+        self._vocabulary: Vocabulary | None = None
+        if team is not None:
+            self.group = team.group
+            self._vocabulary = team.sharding.vocabulary(family.embedding, family.head, config.vocabulary)
+            config = team.sharding.model(config)
         self.config = config
         self.context_length = context_length
         self.memory_shape: MemoryShape = memory_shape(config)
         self.device = reader.placement.device
         self.dtype = reader.placement.dtype
-        self._embedding, self._head = builder.embedding_and_head(family.embedding, family.head)
+        size = None if self._vocabulary is None else self._vocabulary.size
+        embedding, self._head = builder.embedding_and_head(family.embedding, family.head, size)
+        self._embedding: Embedding | CutEmbedding = embedding
+        if self.group is not None and self._vocabulary is not None:
+            self._embedding = CutEmbedding(embedding, self._vocabulary, self.group)
         self._blocks = tuple(family.blocks(builder))
         self._norm = builder.norm(family.norm)
         reader.finish()
         self._dense = tuple(reader.dense)
         assert self._blocks, "a model has at least one block"
-        self._fused = fuse(self._blocks, self._norm, config)
+        self._fused = fuse(self._blocks, self._norm, config) if team is None else None
 
     @property
     def has_experts(self) -> bool:
@@ -94,6 +114,7 @@ class Model:
     def forward(self, batch: Batch, memory: Memory) -> Tensor:
         """The normed hidden state of every token of the batch, [tokens, width]."""
         epsilon, multiplier = self.config.norm_epsilon, self.config.residual_multiplier
+        group = self.group
         residual = self._embedding(batch.tokens)
         if self._fused is not None and memory.types.kv == self.dtype:
             return self._fused(residual, batch, memory)
@@ -108,6 +129,8 @@ class Model:
                     change, residual, block.before, epsilon, multiplier=multiplier
                 )
             change = block.part(x, batch, memory)
+            if group is not None:
+                change = group.sum(change)
             if block.after is not None:
                 change = kernels.rms_norm(change, block.after, epsilon)
         assert change is not None
@@ -127,9 +150,12 @@ class Model:
         `out` costs no launch with a dense head: the last kernel writes to it.
         """
         multiplier, softcap = self.config.logits_multiplier, self.config.logits_softcap
-        if out is not None and isinstance(self._head, DenseLinear) and self.logits_dtype == self.dtype:
+        if self._vocabulary is not None and self.group is not None:
+            logits = self._vocabulary.logits(self._head(hidden), self.group)
+        elif out is not None and isinstance(self._head, DenseLinear) and self.logits_dtype == self.dtype:
             return self._head(hidden, out)
-        logits = self._head(hidden)
+        else:
+            logits = self._head(hidden)
         if multiplier != 1.0:
             logits = torch.mul(logits.float(), multiplier, out=out if softcap is None else None)
         if softcap is not None:

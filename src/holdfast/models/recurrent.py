@@ -14,7 +14,9 @@ from torch.nn.functional import silu, softplus
 from holdfast import kernels
 from holdfast.kernels import Batch, Mamba2Weights
 from holdfast.models.config import DeltaConfig, Mamba2Config
+from holdfast.models.layers import Spread
 from holdfast.models.memory import Memory
+from holdfast.models.ranks import SpreadNorm
 from holdfast.models.weights import WeightReader
 
 
@@ -34,7 +36,9 @@ class Mamba2:
         width: int,
         layer: int,
         epsilon: float,
+        spread: Spread | None = None,
     ) -> None:
+        """`spread`: the gated norm, of which this rank has a part of a group."""
         self._config = config
         self._layer = layer
         self._epsilon = epsilon
@@ -54,7 +58,10 @@ class Mamba2:
             dt_limit=config.time_step_limit,
         )
         self._norm = None if config.norm == "gate_only" else reader.norm(f"{prefix}norm", config.width)
-        self._output = reader.linear([f"{prefix}out_proj"], config.width, [width], bias=config.output_bias)
+        self._spread_norm = None if spread is None or self._norm is None else spread(self._norm)
+        self._output = reader.linear(
+            [f"{prefix}out_proj"], config.width, [width], bias=config.output_bias, summed=True
+        )
         self._multipliers = self._projection_multipliers(reader)
 
     def _projection_multipliers(self, reader: WeightReader) -> Tensor | None:
@@ -88,6 +95,8 @@ class Mamba2:
         ).flatten(1)
         if self._norm is None:
             gated = scanned * silu(gate)
+        elif self._spread_norm is not None:
+            gated = self._gated_over_ranks(scanned, gate, self._spread_norm)
         else:
             gated = kernels.rms_norm_gated(
                 scanned,
@@ -99,6 +108,13 @@ class Mamba2:
             )
         out = self._output(gated)
         return out if config.output_multiplier == 1.0 else out * config.output_multiplier
+
+    def _gated_over_ranks(self, scanned: Tensor, gate: Tensor, norm: SpreadNorm) -> Tensor:
+        """As `kernels.rms_norm_gated`, over channels of several ranks."""
+        activated = silu(gate.float())
+        if self._config.norm == "norm_then_gate":
+            return (norm(scanned) * activated).to(scanned.dtype)
+        return norm(scanned.float() * activated).to(scanned.dtype)
 
 
 class GatedDelta:
@@ -133,7 +149,7 @@ class GatedDelta:
         self._decay = -reader.tensor(f"{prefix}A_log", (config.value_heads,), torch.float32).exp()
         self._decay_bias = reader.tensor(f"{prefix}dt_bias", (config.value_heads,), torch.float32)
         self._norm = reader.norm(f"{prefix}norm", config.value_dim)
-        self._output = reader.linear([f"{prefix}out_proj"], values, [width])
+        self._output = reader.linear([f"{prefix}out_proj"], values, [width], summed=True)
 
     def __call__(self, x: Tensor, batch: Batch, memory: Memory) -> Tensor:
         config = self._config

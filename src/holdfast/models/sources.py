@@ -6,9 +6,12 @@ GGUF files are in `gguf`. Read by `weights`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -17,6 +20,24 @@ from holdfast.models.linear import FourBitWeight
 
 _ELEMENT_BYTES = {"F64": 8, "F32": 4, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 """Bytes per element by the name in safetensors files; others have two."""
+
+
+Runs: TypeAlias = tuple[tuple[tuple[int, int], ...] | None, ...]
+"""A part of a tensor: for each dimension the runs (first, end) of it, or None for all."""
+
+
+def read_runs(read: Callable[[tuple[slice, ...]], Tensor], runs: Runs) -> Tensor:
+    """A part of a tensor, read run by run and joined."""
+
+    def along(before: tuple[slice, ...], left: Runs) -> Tensor:
+        if not left:
+            return read(before)
+        if left[0] is None:
+            return along((*before, slice(None)), left[1:])
+        parts = [along((*before, slice(*run)), left[1:]) for run in left[0]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=len(before))
+
+    return along((), runs)
 
 
 class Source(Protocol):
@@ -36,6 +57,10 @@ class Source(Protocol):
     def bytes_of(self, name: str) -> int: ...
 
     def read(self, name: str) -> Tensor: ...
+
+    def read_part(self, name: str, runs: Runs) -> Tensor:
+        """A part of a tensor; files that store it plainly are not read further."""
+        ...
 
     def quantised(self, name: str) -> bool:
         """Whether the checkpoint stores this tensor in fewer than 16 bits per element."""
@@ -90,12 +115,21 @@ class SafetensorsSource:
         return math.prod(self.shape(name)) * _ELEMENT_BYTES.get(self.dtype(name), 2)
 
     def read(self, name: str) -> Tensor:
+        with self._reading(name):
+            tensor: Tensor = self._where[name].get_tensor(name)
+        return tensor
+
+    def read_part(self, name: str, runs: Runs) -> Tensor:
+        with self._reading(name):
+            return read_runs(self._where[name].get_slice(name).__getitem__, runs)
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
         with reading(self._path_of[name]):
             try:
-                tensor: Tensor = self._where[name].get_tensor(name)
+                yield
             except SafetensorError as error:
                 raise unreadable(self._path_of[name], f"has no readable tensor {name}: {error}") from error
-        return tensor
 
     def quantised(self, name: str) -> bool:
         assert name in self._where

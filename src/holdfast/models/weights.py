@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from holdfast.kernels.cpu.matrix import PackedMatrix
 from holdfast.kernels.quantised import QuantisedWeight, stacked
 from holdfast.kernels.quantised import joined as joined_codes
 from holdfast.kernels.torch.quantised import dequantise
+from holdfast.models.cuts import Cuts, CutSource
 from holdfast.models.fields import ConfigurationError
 from holdfast.models.fp8 import SCALE_SUFFIXES, UNUSED, Fp8Linear, Fp8Weight, joined, scale_shapes, stays
 from holdfast.models.linear import (
@@ -39,6 +41,7 @@ from holdfast.models.quantised.floats import read_mxfp4_experts
 from holdfast.models.quantised.forms import Form, Layout, Quantisation
 from holdfast.models.quantised.products import JoinedLinear, experts_of, linear_of
 from holdfast.models.quantised.reading import dummy_module, read_module
+from holdfast.models.ranks import Ranks
 from holdfast.models.sources import Source
 
 Progress = Callable[[int, int], None]
@@ -52,6 +55,13 @@ _ELEMENTS_A_BYTE = 4
 
 class WeightMismatch(ConfigurationError):
     """The checkpoint's names or shapes do not match the model that its configuration describes."""
+
+
+class RankPart(NamedTuple):
+    """Which rank reads, and its parts of the weights, which are known by the time that one is read."""
+
+    ranks: Ranks
+    cuts: Cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +95,15 @@ class WeightReader:
         placement: Placement,
         progress: Progress | None = None,
         quantisation: Quantisation | None = None,
+        part: RankPart | None = None,
     ) -> None:
+        """`part`: of a model that several ranks compute, the weights of this one."""
         self.placement = placement
         self._quantisation = quantisation
-        self._source = source
+        self._part = part
+        if source is not None and part is not None:
+            source = CutSource(source, part.cuts, part.ranks.size)
+        self._source: Source | None = source
         self._names = frozenset() if source is None else source.names()
         self._progress = progress
         self._bytes_read = 0
@@ -139,8 +154,14 @@ class WeightReader:
         *,
         bias: bool = False,
         order: Tensor | None = None,
+        gated: bool = False,
+        summed: bool = False,
     ) -> Linear:
-        """The projections `names` concatenated along the outputs (then reordered by `order`)."""
+        """The projections `names` concatenated along the outputs (then reordered by `order`).
+
+        With `gated` they are both halves of a gated activation, which a quantised one may apply.
+        With `summed` the outputs of all ranks are added up, so that only rank 0 adds the bias.
+        """
         weights = [f"{name}.weight" for name in names]
         forms = [self._form(name) for name in names]
         # GPTQ checkpoints may have biases, of zeros or not, where the family has none.
@@ -155,8 +176,10 @@ class WeightReader:
                 for name, size, more in zip(names, outputs, extra, strict=True)
             ]
             offset = _reordered(torch.cat(parts), order)
+            if summed and self._part is not None and self._part.ranks.rank:
+                offset = None
         if any(form is not None for form in forms):
-            return self._linear_of_codes(names, forms, inputs, outputs, offset, order)
+            return self._linear_of_codes(names, forms, inputs, outputs, offset, order, gated=gated)
         quantised = self._quantised_linear(weights, inputs, outputs, offset, order)
         if quantised is None and order is None:
             quantised = self._fp8_linear(weights, inputs, outputs, offset)
@@ -338,6 +361,8 @@ class WeightReader:
         outputs: Sequence[int],
         bias: Tensor | None,
         order: Tensor | None,
+        *,
+        gated: bool,
     ) -> Linear:
         """Projections of which some are quantised: as one where their forms are equal, else one by one."""
         placement = self.placement
@@ -357,16 +382,19 @@ class WeightReader:
                 found.append(weight)
         whole = joined_codes(found) if len(found) == len(names) else None
         if whole is not None:
-            return linear_of(whole if order is None else whole.rows(order), bias, placement.device)
+            return linear_of(whole if order is None else whole.rows(order), bias, placement, gated=gated)
         linears: list[Linear] = []
         for name, form, size in zip(names, forms, outputs, strict=True):
             if form is None:
                 linears.append(self.linear([name], inputs, [size]))
             else:
-                linears.append(linear_of(found.pop(0), None, placement.device))
+                linears.append(linear_of(found.pop(0), None, placement))
         return JoinedLinear(linears, order, bias)
 
     def _raw(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if self._source is None and self._part is not None:
+            whole = _dummy(name, self._part.cuts.whole_shape(name, shape), self.placement.device)
+            return self._part.cuts.part(name, whole)
         if self._source is None:
             return _dummy(name, shape, self.placement.device)
         if not self._claim(name, shape):

@@ -9,6 +9,7 @@ that happens often, or fails, the replica ends, and Serve starts another, perhap
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -122,9 +123,10 @@ class EngineReplica:
                 if len(ends) > RESTARTS_MAX:
                     raise EngineNotStarted(f"{self._runner.name} has ended {len(ends)} times")
                 await self._runner.restart()
-            except EngineNotStarted as error:
+            except (EngineNotStarted, OSError) as error:
                 log.error("%s", error)
-                await self._registry.release.remote(self._holder)
+                with contextlib.suppress(ray.exceptions.RayError):  # The registry notices the silence too.
+                    await self._registry.release.remote(self._holder)
                 os._exit(1)
             self._restarting = None
 

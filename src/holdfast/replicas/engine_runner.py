@@ -15,17 +15,17 @@ import re
 import secrets
 import signal
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 
 from holdfast.cluster.autoscaling import Load
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import EngineClient, TurnFeed
-from holdfast.server.link.placement import EVICTABLE
+from holdfast.server.link.loads import fullest_pool
 from holdfast.server.link.remote_engine import RemoteEngine, turn_lost
 from holdfast.server.link.tls import client_context
 
-__all__ = ["EngineCommand", "EngineNotStarted", "EngineRunner", "load_of"]
+__all__ = ["EngineCommand", "EngineNotStarted", "EngineRunner"]
 
 log = logging.getLogger("holdfast.replica")
 
@@ -98,8 +98,7 @@ class EngineRunner:
     async def _read(self, process: asyncio.subprocess.Process, listens: asyncio.Future[str]) -> None:
         """Pass the engine's log on, and find its address in it."""
         assert process.stdout is not None
-        async for raw in process.stdout:
-            line = raw.decode(errors="replace").rstrip("\n")
+        async for line in lines_of(process.stdout):
             self._lines = [*self._lines[1 - LAST_LINES :], line]
             sys.stderr.write(f"{self.name}: {line}\n")
             found = LISTENS.search(line)
@@ -144,7 +143,7 @@ class EngineRunner:
     def load(self) -> Load | None:
         """How loaded the engine is, as it said last."""
         pulse = None if self._link is None else self._link.last_pulse
-        return None if pulse is None else load_of(pulse)
+        return None if pulse is None else Load(fullest_pool(pulse).free_share, pulse.queued, pulse.running)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -178,6 +177,23 @@ class EngineRunner:
         self._tasks.clear()
 
 
+async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """The lines of a stream. One that is longer than the stream's limit comes in pieces.
+
+    `readline` would raise there, and a process whose output nobody reads stops when its pipe is full.
+    """
+    while True:
+        try:
+            raw = await stream.readuntil()
+        except asyncio.LimitOverrunError as error:
+            raw = await stream.read(error.consumed)
+        except asyncio.IncompleteReadError as error:
+            if error.partial:
+                yield error.partial.decode(errors="replace")
+            return
+        yield raw.decode(errors="replace").rstrip("\n")
+
+
 class Deaf:
     """Hears reports that concern API processes, and does nothing with them."""
 
@@ -198,18 +214,6 @@ class Deaf:
 
     def engine_lost(self, volatile: Collection[str] | None = None) -> None:
         """The link to the engine is lost."""
-
-
-def load_of(pulse: wire.Pulse) -> Load:
-    """The load in a heartbeat: the free share is that of the fullest pool of the device."""
-    sizes: dict[str, int] = {}
-    spare: dict[str, int] = {}
-    for component, tier, kind, units in pulse.holders:
-        if tier == "device":
-            sizes[component] = sizes.get(component, 0) + units
-            spare[component] = spare.get(component, 0) + (units if kind in EVICTABLE else 0)
-    shares: Sequence[float] = [spare[name] / size for name, size in sizes.items() if size]
-    return Load(min(shares, default=1.0), pulse.queued, pulse.running)
 
 
 def _bracketed(host: str) -> str:

@@ -110,4 +110,5 @@ def _require_reachable(address: str) -> None:
         socket.create_connection((host, port), CONNECT_SECONDS).close()
     except OSError as error:
         why = error.strerror or str(error)
-        raise OptionError("ray_address", f"{address} cannot be reached: {why}") from error
+        started = "start Ray there with `ray start --head`, or leave the option out for a cluster here"
+        raise OptionError("ray_address", f"{address} cannot be reached: {why}; {started}") from error

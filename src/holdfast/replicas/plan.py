@@ -20,6 +20,8 @@ __all__ = ["REPLICAS_MAX", "ClusterOptions", "Plan", "make_plan", "read_plan", "
 REPLICAS_MAX = 1024
 OF_ONE_ENGINE = ("engine", "hang_seconds", "storm")
 """Options of a server that mean nothing, or something else, over several engines."""
+PASSWORDS = frozenset({"password", "sslpassword"})
+"""Parameters of a database's URL that are secret."""
 SECRETS = {"admin_key": "HOLDFAST_ADMIN_KEY"}
 
 
@@ -103,6 +105,8 @@ def make_plan(
     device = str(engine.get("device", "auto"))
     if ":" in device:
         raise OptionError("device", f"must not name one GPU ({device}) with --replicas: Ray chooses them")
+    if engine.get("tensor_parallel", 1) != 1:
+        raise OptionError("tensor_parallel", "does not go with --replicas, whose engines have one GPU each")
     journal = engine.get("journal")
     if journal is not None and not is_database(journal):
         raise OptionError(
@@ -121,7 +125,7 @@ def make_plan(
 
 def _has_password(journal: str) -> bool:
     parts = urlsplit(journal)
-    return parts.password is not None or "password" in dict(parse_qsl(parts.query))
+    return parts.password is not None or not PASSWORDS.isdisjoint(dict(parse_qsl(parts.query)))
 
 
 def read_plan(values: Mapping[str, Any]) -> Plan:

@@ -8,6 +8,7 @@ within seconds from the engines; API processes go on with what they know. No req
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -70,7 +71,8 @@ class Registry:
         self._tell()
 
     async def expect(self, count: int) -> None:
-        """There should be so many engines."""
+        """There should be so many engines; those beyond them that are silent are forgotten."""
+        self._slots.expire(self._clock())
         self._slots.expect(count)
         self._tell()
 
@@ -91,12 +93,9 @@ class Registry:
             await asyncio.sleep(TICK_SECONDS)
         deadline = self._clock() + WAIT_SECONDS
         while version == self._version and self._clock() < deadline:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_SECONDS):
                     await self._changed.wait()
-            except TimeoutError:
-                self._slots.expire(self._clock())
-                self._tell()
         return self._version, self._slots.expected, self._known
 
     def _tell(self) -> None:

@@ -128,9 +128,17 @@ class Fingerprint:
             marked,
             self._lease(session),
             away,
+            self._host_copy(session),
             self._tables(session.number),
             self._conversation(session.id),
         )
+
+    def _host_copy(self, session: Session) -> Form:
+        copy = session.sequence.copy
+        if copy is None:
+            return None
+        runs = [(component.value, self._run(run)) for component, run in copy.runs.items()]
+        return copy.length, runs, self._hold(copy.state)
 
     def _turn(self, turn: Turn | None) -> Form:
         if turn is None:

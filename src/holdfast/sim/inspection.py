@@ -1,8 +1,8 @@
 """Reading all of memory: the content of every unit must be what its owner says it is.
 
 Rows read what they depend on when they run; this reads the rest too: sessions at rest, resume points, parcels
-on other tiers, the prefix tree with its tails. So what was spoilt is found where it lies, with its holder's
-name, and not only when it is read again.
+on other tiers, copies on the host, the prefix tree with its tails. So what was spoilt is found where it lies,
+with its holder's name, and not only when it is read again.
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ class Inspection:
         if session.place is Place.AWAY:
             self._parcel(session, contents)
             return
+        self._copy(session, contents)
         self._own_pages(sequence, contents)
         if not session.unsettled:
             self._state(sequence, contents)
@@ -166,6 +167,23 @@ class Inspection:
             and newest < sequence.computed
         ):
             self._slot(sequence.state, contents[-1])
+
+    def _copy(self, session: Session, contents: list[int]) -> None:
+        """What the host has as well must be what the session had when it came back, as far as that stands."""
+        copy = session.sequence.copy
+        if copy is None:
+            return
+        whose = f"copy of {session.id}"
+        if copy.length >= len(contents):
+            what = f"{copy.length} tokens are copied, but {len(contents) - 1} are computed"
+            raise Found(Check.CONTENT, what, whose)
+        page_size = self.layout.page_size
+        for component, run in copy.runs.items():
+            for page, unit in enumerate(run.hold.units, run.first):
+                expected = contents[page * page_size + 1 : min((page + 1) * page_size, copy.length) + 1]
+                self._unit((component, Tier.HOST), unit, expected, lambda: whose)
+        if copy.state is not None:
+            self._unit((STATE, Tier.HOST), copy.state.units[0], [contents[copy.length]], lambda: whose)
 
     def _parcel(self, session: Session, contents: list[int]) -> None:
         """What is away must still be what left: all of what is computed and not leased."""

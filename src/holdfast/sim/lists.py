@@ -94,6 +94,9 @@ class Lists:
             on_disk = session.parcel is not None and session.parcel.tier is Tier.DISK
             self._require(session, not on_disk, "tier: a volatile session has no file")
             self._require(session, session.durable, "wait for a journal: a volatile session is in none")
+        copied = sequence.copy is not None
+        self._require(session, not copied or session in registry.moves.copied, "place among the copies")
+        self._require(session, not copied or not sequence.away, "copy: its memory is away")
         mine = session.holder if sequence.mark is None else session.turn and session.turn.holder
         self._require(session, sequence.holder is mine, "holder")
         loose = any(not p.pinned and p.holder.kind is Kind.CHECKPOINT for p in sequence.points)
@@ -108,7 +111,8 @@ class Lists:
         open_ones = set(registry.sessions.values())
         queues = registry.queues
         tables = (queues.running, queues.resting, queues.checkpointed, queues.seals, queues.tainted)
-        for table in (*tables, queues.listening, registry.transits.values(), registry.in_flight.uncopied):
+        moves = (registry.moves.copied, registry.transits.values(), registry.in_flight.uncopied)
+        for table in (*tables, queues.listening, *moves):
             for session in table:
                 self._require(session, session in open_ones, "list: it is closed")
         counted = Counter(session.tenant for session in open_ones if not session.volatile)

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 
 from holdfast.sim.chat_mutants import CHAT_MUTANTS
 from holdfast.sim.compute_mutants import COMPUTE_MUTANTS
+from holdfast.sim.copy_mutants import COPY_MUTANTS
 from holdfast.sim.forced_mutants import FORCED_MUTANTS
 from holdfast.sim.listening_mutants import LISTENING_MUTANTS
 from holdfast.sim.memory_mutants import MEMORY_MUTANTS
@@ -33,6 +34,7 @@ MUTANTS: dict[str, Mutant] = {
         *COMPUTE_MUTANTS,
         *CHAT_MUTANTS,
         *TIER_MUTANTS,
+        *COPY_MUTANTS,
         *LISTENING_MUTANTS,
         *RETENTION_MUTANTS,
     )

@@ -10,7 +10,7 @@ from holdfast.core import errors, fallback, pressure
 from holdfast.core.admission import Admission
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Holder, OutOfUnits
-from holdfast.core.planner import Outcome, PlanBuilder
+from holdfast.core.planner import PlanBuilder
 from holdfast.core.registry import Registry
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.sequence import Sequence
@@ -71,12 +71,12 @@ def failed_admission_keeps_the_row(patcher: Patcher) -> None:
     """A turn that could not be added is in the batch all the same."""
     original = PlanBuilder._try_admit
 
-    def faulty(self: PlanBuilder, session: Session, turn: Turn) -> Outcome:
-        outcome = original(self, session, turn)
-        if outcome is not Outcome.ADMITTED:
+    def faulty(self: PlanBuilder, session: Session, turn: Turn) -> bool:
+        admitted = original(self, session, turn)
+        if not admitted:
             patcher.reach()
             self.registry.queues.running.append(session)
-        return outcome
+        return admitted
 
     patcher.replace(PlanBuilder, "_try_admit", faulty)
 

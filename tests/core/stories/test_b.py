@@ -252,6 +252,11 @@ def test_B9_what_waits_in_a_copy_queue_is_accounted_for(layout: str, page_size: 
     assert driver.scheduler.audit.census() == []
     driver.run()
     assert (turn.cached, turn.computed) == (34, 4), "what came back is not computed again"
+    for component, units in moved.items():
+        kept = 0 if component is Component.STATE else units - bool(34 % page_size)
+        counts = driver.counts(component, Tier.HOST)
+        assert (counts.get("COPY", 0), counts["FREE"]) == (kept, 100 - kept), "whole pages stay on the host"
+    driver.close("a")
     assert all(driver.counts(component, Tier.HOST) == {"FREE": 100} for component in own)
 
 

@@ -1,10 +1,12 @@
-"""Measure models on the GPU: decode steps, turns, prefill, sessions, spills, and other weight formats.
+"""Measure models on the GPU: decode steps, turns, prefill, sessions, spills, a storm, other weight formats.
 
     PYTHONPATH=src python3 -m holdfast.bench.gpu                      # checks, then all figures
     PYTHONPATH=src python3 -m holdfast.bench.gpu --checks             # checks alone
     PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --model qwen3-8b
     PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --model qwen3-8b --profile 1 64
+    PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --part steps --model gpt-oss-20b-mxfp4
     PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --part constrained --tokenizer tokenizer.json
+    PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --part tiers --part storm
 
 Needs torch, triton, safetensors, numpy and one NVIDIA GPU; the checks (`python3 -m tests.gpu`) need a
 checkout and transformers too. Constrained turns need llguidance and a tokenizer, which
@@ -23,7 +25,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,9 @@ from holdfast.bench.gpu.graphs import measure_ceilings, require_gpu
 from holdfast.bench.gpu.kv8 import measure_kv8
 from holdfast.bench.gpu.report import note, report
 from holdfast.bench.gpu.roofline import Roofline
-from holdfast.bench.gpu.shapes import SHAPES, dense_only, shaped_model, to_fp8
+from holdfast.bench.gpu.shapes import DENSE, SHAPES, dense_only, shaped_model, to_fp8
 from holdfast.bench.loops import capture_graphs, open_loop
+from holdfast.bench.storm import Storm, host_room, storm
 from holdfast.engine.constraints.errors import GrammarError
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.memory_plan import plan_memory
@@ -64,9 +67,11 @@ SESSION_RUNS = 3
 CONSTRAINED_RUNS = 7
 """More, since each run has other texts, of which more or less is forced."""
 
-PARTS = ["decode", "turns", "prefill", "sessions", "constrained", "tiers", "defaults", "dense", "kv8", "fp8"]
-SHARED_PARTS = frozenset({"decode", "turns", "prefill", "sessions", "constrained"})
+PARTS_BY_NAME = ["steps"]
+"""Measured only where they are named."""
+SHARED_PARTS = ("decode", "turns", "prefill", "sessions", "constrained")
 """The parts that are measured with one engine loop."""
+PARTS = [*SHARED_PARTS, "tiers", "storm", "defaults", "dense", "kv8", "fp8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class Selection:
     profiled: Sequence[int]
     tokenizer: Path | None = None
     """For constrained turns: a `tokenizer.json`."""
+    storm: Storm = field(default_factory=Storm)
 
 
 def measure_decode(name: str, loop: EngineLoop, roofline: Roofline) -> None:
@@ -132,12 +138,59 @@ def measure_constrained(name: str, loop: EngineLoop, tokenizer: Path | None) -> 
     report(model=name, measure="six fixed keys", tokens=tokens, steps=steps, ratio=round(steps / tokens, 3))
 
 
+def measure_steps_alone(name: str, model: Model, profiled: Sequence[int], roofline: Roofline) -> None:
+    """Decode steps and a prompt. Graphs are captured where steps lack them, so that few are."""
+    options = {**OPTIONS, "kv_tokens": 64_000, "window_tokens": 32_000, "max_running": 64}
+    if model.memory_shape.state is not None:
+        options["state_slots"] = 4 * options["max_running"]
+    loop = open_loop(model, False, **options)
+    assert isinstance(loop.executor, Executor)
+    loop.executor.capture(first_only=True)
+    with few_collections():
+        for batch in (1, 16, 64):
+            timings.decode_step(loop, batch, 8)
+            while loop.executor.capture_next(missed=True):
+                pass
+            timings.decode_step(loop, batch, 8)
+            value = timings.decode_step(loop, batch)
+            note(name, f"decode {batch}", value, "ms", roofline.decode_ms(batch, 256))
+        timings.prefill(loop, 1, 8192)
+        note(name, "prefill 1 x 8192", timings.prefill(loop, 1, 8192), "tokens/s")
+    list_kernels(name, loop, profiled)
+
+
+def list_kernels(name: str, loop: EngineLoop, profiled: Sequence[int]) -> None:
+    """The kernels of decode steps, the longest first."""
+    for batch in profiled:
+        for kernel, took, count in timings.kernel_times(loop, batch)[:24]:
+            report(model=name, profile=batch, kernel=kernel, us=round(took, 1), launches=count)
+
+
 def measure_tiers(name: str, model: Model) -> None:
     """Sessions of 32k tokens where two fit: every turn finds its session spilled to the host."""
     small = {**OPTIONS, "kv_tokens": 80_000, "window_tokens": 8192, "state_slots": 8, "checkpoints": 0}
     loop = open_loop(model, True, **small, host_memory=24 << 30, session_tokens=34_000, leave_history=False)
     for measure, value in timings.spill_and_restore(loop, 32768).items():
         note(name, f"{measure} 32768", value, "ms")
+
+
+def measure_storm(name: str, model: Model, shape: Storm) -> None:
+    """96 clients on 300 sessions of 4,096 tokens, of which about 97 fit: all others lie on the host.
+
+    A model with recurrent state has slots for the turns of all clients and about as many sessions at rest.
+    """
+    options = {**OPTIONS, "checkpoints": 0, "session_tokens": shape.tokens_max, "leave_history": False}
+    if model.memory_shape.state is not None:
+        options |= {"state_slots": 3 * shape.clients}
+    host, sessions = host_room(model, shape, **options)
+    shape = replace(shape, sessions=sessions)
+    report(model=name, part="storm", sessions=sessions, clients=shape.clients, turns=shape.turns,
+           host_gib=round(host / 2**30, 1))  # fmt: skip
+    loop = open_loop(model, True, **options, host_memory=host)
+    with few_collections():
+        for measure, value in storm(loop, shape).items():
+            timed = measure.startswith(("first token", "longest", "usual"))
+            note(name, f"storm {measure}", value, "ms" if timed else measure.partition(" ")[0])
 
 
 def measure_steps(name: str, model: Model, chosen: Selection, roofline: Roofline) -> None:
@@ -162,9 +215,7 @@ def measure_steps(name: str, model: Model, chosen: Selection, roofline: Roofline
             measure_sessions(name, loop)
         if "constrained" in chosen.parts:
             measure_constrained(name, loop, chosen.tokenizer)
-    for batch in chosen.profiled:
-        for kernel, took, count in timings.kernel_times(loop, batch)[:24]:
-            report(model=name, profile=batch, kernel=kernel, us=round(took, 1), launches=count)
+    list_kernels(name, loop, chosen.profiled)
     report(model=name, in_use_gib=round(in_use / 2**30, 1))
 
 
@@ -175,14 +226,21 @@ def measure(name: str, chosen: Selection, bandwidth: float) -> None:
     model = shaped_model(SHAPES[name])
     roofline = Roofline(model, torch.cuda.memory_allocated() - before, bandwidth)
     report(model=name, loaded_s=round(time.perf_counter() - begun, 1))
-    if chosen.profiled or not SHARED_PARTS.isdisjoint(chosen.parts):
+    if "steps" in chosen.parts:
+        measure_steps_alone(name, model, chosen.profiled, roofline)
+    elif chosen.profiled or not set(SHARED_PARTS).isdisjoint(chosen.parts):
         measure_steps(name, model, chosen, roofline)
     gc.collect()
     torch.cuda.empty_cache()
-    if set(chosen.parts) != {"kv8"}:  # which plans by itself
+    if not {"kv8", "steps"}.issuperset(chosen.parts):  # which do not plan, or by themselves
         report(model=name, planned=planned(model))
     if "tiers" in chosen.parts:
         measure_tiers(name, model)
+        gc.collect()
+    if "storm" in chosen.parts:
+        measure_storm(name, model, chosen.storm)
+        gc.collect()
+        torch.cuda.empty_cache()
     if "defaults" in chosen.parts:
         measure_defaults(name, model)
         gc.collect()
@@ -292,11 +350,16 @@ def main() -> int:
     parser.add_argument("--checks", action="store_true", help="run the checks alone")
     parser.add_argument("--timings", action="store_true", help="skip the checks")
     parser.add_argument("--model", choices=SHAPES, action="append", help="measure this model; repeatable")
-    parser.add_argument("--part", choices=PARTS, action="append", help="measure this part; repeatable")
+    parser.add_argument(
+        "--part", choices=[*PARTS, *PARTS_BY_NAME], action="append", help="measure this part; repeatable"
+    )
     parser.add_argument(
         "--profile", type=int, nargs="*", default=[], help="batch sizes whose kernels are listed"
     )
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json for constrained turns")
+    parser.add_argument(
+        "--storm-sessions", type=int, default=300, help="sessions of the storm, if the host has room for them"
+    )
     arguments = parser.parse_args()
     require_gpu()
     torch.manual_seed(1)
@@ -310,8 +373,13 @@ def main() -> int:
     if not arguments.checks:
         ceilings = measure_ceilings()
         report(copy_tb_s=round(ceilings.bandwidth / 1e12, 2), product_tflop_s=round(ceilings.rate / 1e12))
-        chosen = Selection(arguments.part or PARTS, arguments.profile, arguments.tokenizer)
-        for name in arguments.model or SHAPES:
+        chosen = Selection(
+            arguments.part or PARTS,
+            arguments.profile,
+            arguments.tokenizer,
+            Storm(sessions=arguments.storm_sessions),
+        )
+        for name in arguments.model or DENSE:
             measure(name, chosen, ceilings.bandwidth)
             gc.collect()
             torch.cuda.empty_cache()

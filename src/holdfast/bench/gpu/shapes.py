@@ -13,12 +13,13 @@ from pathlib import Path
 
 import torch
 
+from holdfast.bench.gpu.published import FP8, MXFP4, PUBLISHED, W4A16, quantised
 from holdfast.bench.loops import open_model
 from holdfast.models.fp8 import BLOCK, Fp8Linear, Fp8Weight
 from holdfast.models.linear import DenseLinear
 from holdfast.models.model import Model
 
-__all__ = ["SHAPES", "dense_only", "shaped_model", "to_fp8"]
+__all__ = ["DENSE", "SHAPES", "dense_only", "shaped_model", "to_fp8"]
 
 QWEN3_8B: dict[str, object] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -85,7 +86,18 @@ GPT_OSS_20B: dict[str, object] = {
     "eos_token_id": 200002,
 }
 
-SHAPES = {"qwen3-8b": QWEN3_8B, "nemotron-h-8b": NEMOTRON_H_8B, "gpt-oss-20b": GPT_OSS_20B}
+DENSE = {"qwen3-8b": QWEN3_8B, "nemotron-h-8b": NEMOTRON_H_8B, "gpt-oss-20b": GPT_OSS_20B}
+"""With weights of 16 bits: those that are measured where none is named."""
+
+SHAPES = {
+    **DENSE,
+    "qwen3-8b-w4a16": quantised(QWEN3_8B, W4A16),
+    "qwen3-8b-fp8": quantised(QWEN3_8B, FP8),
+    "gpt-oss-20b-mxfp4": quantised(GPT_OSS_20B, MXFP4),
+    "gpt-oss-120b-mxfp4": quantised(GPT_OSS_20B, MXFP4, num_hidden_layers=36, num_local_experts=128),
+    **PUBLISHED,
+}
+"""All, by the name that `--model` takes."""
 
 
 def shaped_model(config: dict[str, object]) -> Model:

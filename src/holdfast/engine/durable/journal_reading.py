@@ -12,10 +12,10 @@ import logging
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any
 
 from holdfast.core.tokens import unpack
 from holdfast.engine.durable.answers import read_answer
@@ -27,6 +27,7 @@ from holdfast.engine.durable.journal_tables import (
 )
 from holdfast.engine.durable.records import (
     SCHEMA,
+    About,
     AnsweredRequest,
     FinishedTurn,
     JournalError,
@@ -78,7 +79,7 @@ def load(connection: sqlite3.Connection) -> Iterator[StoredSession]:
         if not is_text(name):
             log.error("a session with a damaged name stays in the journal: %a", name)
             continue
-        session = describe(name, *about, valid=description_checksum(name, *about) == about_expected)
+        session = describe(name, about, about_expected)
         if is_text(tenant) and row_checksum(name, tenant, origin) == tenant_sum:
             session.tenant = tenant
         else:
@@ -93,63 +94,63 @@ def load(connection: sqlite3.Connection) -> Iterator[StoredSession]:
         yield session
 
 
-def describe(
-    name: str,
-    ttl: object,
-    metadata: object,
-    system: object,
-    created: object,
-    parent: object,
-    tools: object,
-    settings: object,
-    *,
-    valid: bool,
-) -> StoredSession:
-    """A session without its tenant and turns. Damaged values are dropped; all, if it is unknown which."""
-    session = StoredSession(name, "", None, "{}", None, 0.0, None)
+def describe(name: str, values: Sequence[object], expected: object) -> StoredSession:
+    """A session without its tenant and turns, of the values of its row in the order of `About`.
+
+    Damaged values are dropped. If the checksum fails although each value could be one, all are dropped but
+    the time of opening.
+    """
+    kept: dict[str, Any] = {}
     damaged: list[str] = []
-    if isinstance(ttl, int | float) and ttl >= 0:
-        session.ttl = ttl
-    elif ttl is not None:
-        damaged.append("time to live")
-    if _is_json(metadata, dict):
-        session.metadata = metadata
-    else:
-        damaged.append("metadata")
-    if is_text(system):
-        session.system = system
-    elif system is not None:
-        damaged.append("system text")
-    if isinstance(created, int | float):
-        session.created = created
-    else:
-        damaged.append("time of opening")
-    if is_text(parent):
-        session.parent = parent
-    elif parent is not None:
-        damaged.append("parent")
-    if _is_json(tools, list):
-        session.tools = tools
-    else:
-        damaged.append("tools")
-    if _is_json(settings, dict):
-        session.settings = settings
-    else:
-        damaged.append("settings")
-    if not valid and not damaged:
-        session = StoredSession(name, "", None, "{}", None, session.created, None)
+    for column, value in zip(About._fields, values, strict=True):
+        words, is_valid = DESCRIPTION[column]
+        if is_valid(value):
+            kept[column] = value
+        else:
+            damaged.append(words)
+    about = About(**kept)
+    if not damaged and description_checksum(name, *values) != expected:
+        about = About(created=about.created)
         damaged.append("time to live, metadata, system text, parent, tools or settings")
     for what in damaged:
         log.error("session %s: the %s is damaged and was dropped", name, what)
-    return session
+    return StoredSession(name, about)
 
 
-def _is_json(value: object, kind: type) -> TypeGuard[str]:
+def _is_ttl(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and value >= 0)
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _is_text_or_none(value: object) -> bool:
+    return value is None or is_text(value)
+
+
+def _is_json(kind: type) -> Callable[[object], bool]:
     """Whether a value is the JSON text of an object (`dict`) or an array (`list`)."""
-    try:
-        return is_text(value) and isinstance(json.loads(value), kind)
-    except ValueError:
-        return False
+
+    def check(value: object) -> bool:
+        try:
+            return is_text(value) and isinstance(json.loads(value), kind)
+        except ValueError:
+            return False
+
+    return check
+
+
+DESCRIPTION: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "ttl": ("time to live", _is_ttl),
+    "metadata": ("metadata", _is_json(dict)),
+    "system": ("system text", _is_text_or_none),
+    "created": ("time of opening", _is_time),
+    "parent": ("parent", _is_text_or_none),
+    "tools": ("tools", _is_json(list)),
+    "settings": ("settings", _is_json(dict)),
+}
+"""The words of each column of a description, and which values it may have."""
 
 
 def _load_turns(

@@ -20,6 +20,7 @@ from holdfast.engine.durable.journal_tables import (
     turn_checksum,
 )
 from holdfast.engine.durable.records import (
+    NO_METADATA,
     NO_SETTINGS,
     NO_TOOLS,
     TURNS_KEPT,
@@ -139,7 +140,7 @@ class JournalRows:
             return
         tenant, origin, expected, *about = found
         valid = description_checksum(record.parent, *about) == expected
-        damaged = (None, "{}", None, NO_TOOLS, NO_SETTINGS)
+        damaged = (None, NO_METADATA, None, NO_TOOLS, NO_SETTINGS)
         ttl, metadata, system, tools, settings = (*about[:3], *about[-2:]) if valid else damaged
         name, head = record.session, self._turn_at(record.parent, record.turns)
         sums = (

@@ -18,6 +18,9 @@ TURNS_KEPT = 8
 """Finished turns of a session whose result is kept, and as many answered requests."""
 
 
+NO_METADATA = "{}"
+"""The metadata of a session without any, as JSON."""
+
 NO_TOOLS = "[]"
 """The tools of a session without any, as JSON."""
 
@@ -233,30 +236,24 @@ class StoredTurn:
 
 
 class About(NamedTuple):
-    """A session's description, in the order of its checksum."""
+    """A session's description, in the order of its checksum: `metadata`, `tools` and `settings` are JSON."""
 
-    ttl: float | None
-    metadata: str
-    system: str | None
-    created: float
-    parent: str | None
+    ttl: float | None = None
+    metadata: str = NO_METADATA
+    system: str | None = None
+    created: float = 0.0
+    parent: str | None = None
     tools: str = NO_TOOLS
     settings: str = NO_SETTINGS
 
 
 @dataclass(slots=True)
 class StoredSession:
-    """A session as the journal has it. `metadata`, `tools` and `settings` are JSON."""
+    """A session as the journal has it."""
 
     id: str
-    tenant: str
-    ttl: float | None
-    metadata: str
-    system: str | None
-    created: float
-    parent: str | None
-    tools: str = NO_TOOLS
-    settings: str = NO_SETTINGS
+    about: About
+    tenant: str = ""
     turns: list[StoredTurn] = field(default_factory=list)
     finished: list[FinishedTurn] = field(default_factory=list)
     requests: dict[str, AnsweredRequest] = field(default_factory=dict)

@@ -175,7 +175,7 @@ def sample_of(tokenizer: Tokenizer) -> str:
 def _recover_session(scheduler: Scheduler, stored: StoredSession, now: float) -> str:
     """Open a stored session in the core; returns the reason if the core refuses it."""
     try:
-        retention = SessionSettings.read(stored.settings).retention(stored.ttl)
+        retention = SessionSettings.read(stored.about.settings).retention(stored.about.ttl)
         scheduler.recover(stored.id, stored.tenant, now, retention, history_of(stored))
     except UnknownToken as refusal:
         return f"{refusal}; {UNKNOWN_TOKENS}"

@@ -367,11 +367,12 @@ class SessionLog:
 
     def recovered(self, stored: StoredSession) -> None:
         """A session was recovered from the journal."""
+        about = stored.about
         entry = SessionEntry(
-            stored.tenant, stored.ttl, json.loads(stored.metadata), stored.system, stored.created
+            stored.tenant, about.ttl, json.loads(about.metadata), about.system, about.created
         )
-        entry.tools = json.loads(stored.tools)
-        entry.settings = SessionSettings.read(stored.settings)
+        entry.tools = json.loads(about.tools)
+        entry.settings = SessionSettings.read(about.settings)
         for number, turn in enumerate(stored.turns, start=1):
             _keep_calls(entry, number, calls_in(turn.details, len(turn.output)))
             entry.keep_note(number, noted_in(turn.details))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from holdfast.engine.durable import journal_reading
 from holdfast.engine.durable.journal import Journal
@@ -34,12 +33,8 @@ def open_store(
     """Open a journal for writing, or create it. A `member` of a cluster shares it with other servers."""
     if is_database(place):
         postgres = _import("store")
-        shared: dict[str, Any] = {}
-        if member is not None:
-            place = _import("link").named(place, member.name)
-            shared = {"eager": False, "address": member.address, "tenant_sessions": member.tenant_sessions}
         opened: Store = postgres.PostgresJournal(
-            place, durability, vocabulary, lock_timeout=lock_timeout, **shared
+            place, durability, vocabulary, lock_timeout=lock_timeout, member=member
         )
         return opened
     return Journal(Path(place), durability, vocabulary, lock_timeout=lock_timeout, sample=sample)

@@ -16,7 +16,6 @@ Other steps are sampled by `start`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ from holdfast.core.turn import Turn
 from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.constrained import ConstrainedRows
-from holdfast.engine.step.flight import Flight, Unsampled
+from holdfast.engine.step.flight import Flight, Forwarded, Unsampled
 from holdfast.engine.step.graph_order import GraphCounts, first_shapes
 from holdfast.engine.step.graphs import (
     TILES_ONLY,
@@ -57,7 +56,9 @@ from holdfast.engine.step.inputs import (
     pack,
     views,
 )
+from holdfast.engine.step.lead import Lead, StepCall
 from holdfast.engine.step.results import logprobs_of, row_result, with_forced
+from holdfast.engine.step.runner import DeviceLost, PlanRunner, require_device
 from holdfast.engine.step.sampler import BatchSampler, token_logprobs
 from holdfast.engine.step.split_keys import sharing_for
 from holdfast.engine.step.staging import Staging, fill
@@ -69,63 +70,10 @@ from holdfast.models.memory import Memory, UnitCounts
 from holdfast.models.model import Model
 from holdfast.models.resting import RowState
 
+__all__ = ["PROMPT_ROWS", "DeviceLost", "Executor", "PlanRunner", "require_device"]
+
 PROMPT_ROWS = 128
 """Prompt tokens whose logits are computed at a time: a GPU may lack memory for those of a long chunk."""
-
-
-class Forwarded(NamedTuple):
-    """A step's inputs and hidden states on the device; from a graph also logits and tokens of its samples."""
-
-    given: Views
-    hidden: Tensor
-    logits: Tensor | None = None
-    tokens: Tensor | None = None
-
-
-class DeviceLost(RuntimeError):
-    """The CUDA context of this process is lost; only a new process can use the GPU again."""
-
-
-def require_device(device: torch.device) -> None:
-    """Raise `DeviceLost` if no later step can succeed, rather than fail every turn from now on.
-
-    After a kernel error every CUDA call of the process fails. The loop's owner exits; sessions are restored
-    from the journal by another process.
-    """
-    if device.type != "cuda":
-        return
-    try:
-        torch.cuda.synchronize(device)
-    except Exception as error:
-        raise DeviceLost(f"{device}: the CUDA context is lost") from error
-
-
-class PlanRunner(Protocol):
-    """Runs plans in order; `Executor` does so with a model's weights."""
-
-    host_tier: HostTier
-
-    def start(self, plan: Plan) -> Flight:
-        """Launch a step."""
-
-    def sample(self, flight: Flight) -> None:
-        """Sample a launched step, if that was left; all steps before it are settled."""
-
-    def finish(self, flight: Flight) -> StepResult:
-        """Wait for the step's result."""
-
-    def capture_next(self, missed: bool) -> bool:
-        """Capture one more graph, with `missed` one that a step has lacked; False if there is none."""
-
-    def abandon_graphs(self) -> None:
-        """Capture no more graphs."""
-
-    @property
-    def graphs(self) -> GraphCounts | None:
-        """How many graphs are captured, of how many; None without graphs."""
-
-    def release(self, turn: Turn) -> None:
-        """Release what a finished turn holds."""
 
 
 class Executor:
@@ -139,9 +87,14 @@ class Executor:
         stream_of: Callable[[Turn], TurnStream],
         *,
         ahead: bool = True,
+        lead: Lead | None = None,
     ) -> None:
-        """With `ahead` nobody but the executor uses the matchers of turns in a step, even between steps."""
+        """With `ahead` nobody but the executor uses the matchers of turns in a step, even between steps.
+
+        `lead` tells other ranks of what is done on the device, before it is done here.
+        """
         self.model = model
+        self._lead = lead
         self.layout = memory.layout
         # One more unit of each component for the padding of captured batches, unknown to the core.
         counts = memory.device
@@ -163,7 +116,9 @@ class Executor:
         self._rows_max = rows_max
         self._staging = Staging(model.device)
         self._staging.pin(self.host)
-        self.host_tier = HostTier(self.memory, self.host, copier_for(model.device))
+        self.host_tier = HostTier(self.memory, self.host, copier_for(model.device), lead)
+        if lead is not None:
+            self.memory.follow(lead.moved_states)
         padding_state = memory.running_states if memory.types.rested else counts.state
         self._padding = Padding(padding_state, self.sampler.padding_row, UNUSED_ROW)
         self._context_max = min(model.context_length, memory.tokens_max)
@@ -195,25 +150,35 @@ class Executor:
 
         Without them, and on a CPU, kernels are launched one by one.
         """
-        wanted = shapes(self._rows_max)
+        if self._lead is not None:
+            self._lead.prepare_graphs()
+        graphs, wanted = self.prepare_graphs(record), shapes(self._rows_max)
+        listed = first_shapes(wanted, small_step_of(self.model)) if first_only else wanted
+        for done, shape in enumerate(listed):
+            self.capture_shape(graphs, shape)
+            if progress is not None:
+                progress("capture", done + 1, len(listed))
+        compile_masked(graphs.logits[:1])
+
+    def prepare_graphs(self, record: Recorder | None) -> StepGraphs:
+        """Allocate what all graphs share."""
+        model, wanted = self.model, shapes(self._rows_max)
         largest = largest_of(wanted)
         pages = self.layout.pages_for(self._context_max)
         # The table of a whole session, for both components, fits behind the largest step.
-        words = torch.zeros(largest.words + 4 * pages, dtype=torch.int32, device=self.model.device)
+        words = torch.zeros(largest.words + 4 * pages, dtype=torch.int32, device=model.device)
         logits = torch.zeros(
-            largest.samples,
-            self.model.config.vocabulary,
-            dtype=self.model.logits_dtype,
-            device=self.model.device,
+            largest.samples, model.config.vocabulary, dtype=model.logits_dtype, device=model.device
         )
         record = record_cuda() if record is None else record
-        graphs = self._graphs = StepGraphs(words, self._buffers(largest, pages), logits, record, wanted)
-        listed = first_shapes(wanted, small_step_of(self.model)) if first_only else wanted
-        for done, shape in enumerate(listed):
-            self._capture(graphs, shape)
-            if progress is not None:
-                progress("capture", done + 1, len(listed))
-        compile_masked(logits[:1])
+        self._graphs = StepGraphs(words, self._buffers(largest, pages), logits, record, wanted)
+        return self._graphs
+
+    @property
+    def prepared_graphs(self) -> StepGraphs:
+        """The graphs, once they are prepared."""
+        assert self._graphs is not None
+        return self._graphs
 
     @torch.inference_mode()
     def capture_next(self, missed: bool) -> bool:
@@ -225,7 +190,7 @@ class Executor:
         if self._graphs is None or shape is None:
             return False
         self.tables.discard()  # What a failed step has left; the core sends it again.
-        self._capture(self._graphs, shape)
+        self.capture_shape(self._graphs, shape)
         return True
 
     def abandon_graphs(self) -> None:
@@ -238,8 +203,10 @@ class Executor:
         """How many graphs are captured, of how many; None without graphs."""
         return None if self._graphs is None else self._graphs.order.counts
 
-    def _capture(self, graphs: StepGraphs, shape: Shape) -> None:
+    def capture_shape(self, graphs: StepGraphs, shape: Shape) -> None:
         """Capture one shape, over a step of padding."""
+        if self._lead is not None:
+            self._lead.capture(shape)
         given = graphs.views(shape)
         singles = shape.rows if shape.decode else 0 if shape.rows <= TILES_ONLY else 1
         limits = Limits(1 if shape.decode else shape.tokens, self._context_max, singles, graphs.least(shape))
@@ -247,6 +214,8 @@ class Executor:
         self._bring(shape, [], [], [], self.tables.pack(), graphs.words)
         self._prepare(given, batch)
         graphs.capture(shape, batch, self._step_of(batch, given, graphs.logits[: shape.samples]))
+        if self._lead is not None:
+            self._lead.done()
 
     def _step_of(self, batch: Batch, given: Views, logits: Tensor) -> Callable[[], Outcome]:
         return lambda: run_step(self.model, self.memory, batch, given, self.tables.sampled, logits)
@@ -286,18 +255,28 @@ class Executor:
             sources.append(copy.source)
             destinations.append(copy.destination)
         for component, (sources, destinations) in by_component.items():
-            units = self._integers(sources), self._integers(destinations)
             name = component.name.lower()
             self.memory.settle(name, sources)
             self.memory.overwritten(name, destinations)
-            for storage in self.memory.storage(name):
-                kernels.copy_units(storage, *units)
+            if self._lead is not None:
+                self._lead.copy(name, sources, destinations)
+            self.copy_units(name, sources, destinations)
+
+    def copy_units(self, name: str, sources: list[int], destinations: list[int]) -> None:
+        """Copy units of a component."""
+        units = self._integers(sources), self._integers(destinations)
+        for storage in self.memory.storage(name):
+            kernels.copy_units(storage, *units)
 
     def _compute(self, plan: Plan, flight: Flight) -> None:
         rows = plan.rows
         tables = [self.tables.row(row.number) for row in rows]
         samples = self._samples(plan, tables, flight)
         outcome = self._forward(rows, tables, samples)
+        if self._lead is not None:
+            if samples and outcome.logits is None:
+                outcome = outcome._replace(logits=self.logits_of(outcome, len(samples)))
+            self._lead.done()
         self.tokens_computed += sum(row.count for row in rows)
         constrained = False
         end = 0
@@ -318,7 +297,7 @@ class Executor:
             flight.tokens = self._staging.fetch(tokens[: len(samples)])
             return
         if outcome.logits is None:
-            logits = self.model.logits(outcome.hidden.index_select(0, given.sample_place[: len(samples)]))
+            logits = self.logits_of(outcome, len(samples))
         else:
             logits = outcome.logits[: len(samples)]
         unsampled = Unsampled(samples, given, logits, tokens, plain)
@@ -328,6 +307,10 @@ class Executor:
             self._constrained.launch(flight)
         else:
             self._sample_special(flight, unsampled, None, ())
+
+    def logits_of(self, outcome: Forwarded, count: int) -> Tensor:
+        """The logits of a step's samples."""
+        return self.model.logits(outcome.hidden.index_select(0, outcome.given.sample_place[:count]))
 
     # --- sampling constrained steps ---------------------------------------------------------------
 
@@ -395,6 +378,8 @@ class Executor:
 
     def _take(self, flight: Flight, unsampled: Unsampled, tokens: Tensor) -> None:
         """Store sampled tokens for the next step and send them to the host."""
+        if self._lead is not None:
+            tokens = self._lead.take(tokens)
         # A row with non-finite logits has no token; rows planned after it fail, but must still run.
         kernels.note_sampled(self.tables.sampled, unsampled.given.note[: len(unsampled.samples)], tokens)
         flight.tokens = self._staging.fetch(tokens)
@@ -431,16 +416,25 @@ class Executor:
         if self._graphs is not None:
             shape = self._graphs.find(len(rows), tokens, len(samples), decode, changes.size)
             if shape is not None:
-                self._bring(shape, rows, tables, samples, changes, self._graphs.words)
-                given = self._graphs.views(shape)
-                self._prepare(given, self._graphs.batch(shape))
-                outcome = self._graphs.replay(shape)
-                return Forwarded(given, outcome.hidden, outcome.logits, outcome.tokens)
+                call = None if self._lead is None else StepCall(shape, None, self.tables.form)
+                self._bring(shape, rows, tables, samples, changes, self._graphs.words, call)
+                return self.replay(self._graphs, shape)
         shape = Shape(len(rows), tokens, len(samples), decode)
-        given = views(self._bring(shape, rows, tables, samples, changes, None), shape)
-        context_max = max(row.start + row.count for row in rows)
-        buffers = self._buffers(shape, self.layout.pages_for(context_max))
-        limits = Limits(count_max, context_max, counts.count(1))
+        limits = Limits(count_max, max(row.start + row.count for row in rows), counts.count(1))
+        call = None if self._lead is None else StepCall(shape, limits, self.tables.form)
+        return self.run_once(self._bring(shape, rows, tables, samples, changes, None, call), shape, limits)
+
+    def replay(self, graphs: StepGraphs, shape: Shape) -> Forwarded:
+        """Run a step whose words are brought in the graph of a shape."""
+        given = graphs.views(shape)
+        self._prepare(given, graphs.batch(shape))
+        outcome = graphs.replay(shape)
+        return Forwarded(given, outcome.hidden, outcome.logits, outcome.tokens)
+
+    def run_once(self, words: Tensor, shape: Shape, limits: Limits) -> Forwarded:
+        """Run a step whose words are brought without a graph."""
+        given = views(words, shape)
+        buffers = self._buffers(shape, self.layout.pages_for(limits.context_max))
         batch = self._batch(buffers, given, shape, limits)
         self._prepare(given, batch)
         kernels.list_pieces(batch)
@@ -454,18 +448,30 @@ class Executor:
         samples: list[Sample],
         changes: Words,
         target: Tensor | None,
+        call: StepCall | None = None,
     ) -> Tensor:
-        """Send a step's words to the device and apply the table changes."""
-        end = shape.words + changes.size
-        words = self._staging.words(end)
+        """Send a step's words to the device and apply the table changes; `call` is for other ranks."""
+        words = self._staging.words(shape.words + changes.size)
         array = fill(words)
         states = self._states(rows)
         pack(
             array[: shape.words], shape, rows, states, tables, samples, self.sampler.parameters, self._padding
         )
         array[shape.words :] = changes
+        if self._lead is not None and call is not None:
+            self._lead.step(call, array)
+        return self.bring_words(words, shape, target)
+
+    def bring_array(self, array: Words, shape: Shape, target: Tensor | None) -> Tensor:
+        """Send the words of another rank's step to the device."""
+        words = self._staging.words(array.size)
+        fill(words)[:] = array
+        return self.bring_words(words, shape, target)
+
+    def bring_words(self, words: Tensor, shape: Shape, target: Tensor | None) -> Tensor:
+        """Send packed words to the device and apply the table changes behind them."""
         brought = self._staging.send(words, target)
-        self.tables.apply(brought[shape.words : end])
+        self.tables.apply(brought[shape.words : words.numel()])
         return brought
 
     def _states(self, rows: list[Row[Turn]]) -> list[tuple[int, int] | None]:
@@ -496,7 +502,12 @@ class Executor:
         place = end - row.count + first - 1 - row.start
         for begin in range(0, len(following), PROMPT_ROWS):
             some = following[begin : begin + PROMPT_ROWS]
-            logits = self.model.logits(hidden[place + begin : place + begin + len(some)])
+            first_row = place + begin
+            if self._lead is not None:
+                self._lead.logits(first_row, len(some))
+            logits = self.model.logits(hidden[first_row : first_row + len(some)])
+            if self._lead is not None:
+                self._lead.done()
             values, ids, tops = token_logprobs(logits, self._integers(some), top)
             for token, value, best, best_values in zip(
                 some, values.tolist(), ids.tolist(), tops.tolist(), strict=True

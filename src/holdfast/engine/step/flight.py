@@ -13,7 +13,16 @@ from holdfast.engine.step.masks import StepMasks
 from holdfast.engine.step.sampler import Sampled
 from holdfast.engine.step.staging import Arrival
 
-__all__ = ["Flight", "Unsampled"]
+__all__ = ["Flight", "Forwarded", "Unsampled"]
+
+
+class Forwarded(NamedTuple):
+    """A step's inputs and hidden states on the device; from a graph also logits and tokens of its samples."""
+
+    given: Views
+    hidden: Tensor
+    logits: Tensor | None = None
+    tokens: Tensor | None = None
 
 
 class Unsampled(NamedTuple):

@@ -160,6 +160,8 @@ def run_step(
         given.seeds,
         given.sample_position,
     )
+    if model.group is not None:
+        model.group.broadcast(tokens)
     kernels.note_sampled(sampled, given.note, tokens)
     return Outcome(hidden, logits, tokens)
 

@@ -9,6 +9,7 @@ known; that tensor never moves, so that graphs can write to it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,10 +27,18 @@ UNUSED_ROW = ROWS_MAX
 _Change = tuple[int, int, list[int]]
 
 
+class TableForm(NamedTuple):
+    """The sizes of the tables, and how many entries the changes packed last have in each."""
+
+    rows: int
+    widths: tuple[int, int]
+    counts: tuple[int, int]
+
+
 class BlockTables:
     """The tables of one model's sequences, by the number that plans use for them."""
 
-    __slots__ = ("_changes", "_device", "_free", "_rows", "_sampled", "_tables", "_used")
+    __slots__ = ("_changes", "_counts", "_device", "_free", "_rows", "_sampled", "_tables", "_used")
 
     def __init__(self, device: torch.device, full_used: bool, window_used: bool) -> None:
         self._device = device
@@ -38,6 +47,7 @@ class BlockTables:
         self._free = list(range(15, -1, -1))
         self._tables = [torch.zeros((16, 16), dtype=torch.int32, device=device) for _ in range(2)]
         self._changes: tuple[list[_Change], list[_Change]] = ([], [])
+        self._counts = (0, 0)
         self._sampled = torch.zeros(ROWS_MAX + 1, dtype=torch.int64, device=device)
 
     def row(self, number: int) -> int:
@@ -75,23 +85,39 @@ class BlockTables:
         for component, changes in enumerate(self._changes):
             end = max((first + len(units) for _, first, units in changes), default=0)
             if end > self._tables[component].shape[1]:
-                self._widen(component, end)
+                self._widen(component, max(end, 2 * self._tables[component].shape[1]))
             width = self._tables[component].shape[1]
             for row, first, units in changes:
                 begin = row * width + first
                 words.append(np.arange(begin, begin + len(units), dtype=np.int32))
             words += [np.array(units, dtype=np.int32) for _, _, units in changes]
+        full, window = (sum(len(units) for _, _, units in changes) for changes in self._changes)
+        self._counts = (full, window)
         return np.concatenate(words) if words else np.empty(0, dtype=np.int32)
 
     def apply(self, words: Tensor) -> None:
         """Write the changes packed last, each index once: a GPU writes in no particular order."""
-        for table, changes in zip(self._tables, self._changes, strict=True):
-            count = sum(len(units) for _, _, units in changes)
+        for table, changes, count in zip(self._tables, self._changes, self._counts, strict=True):
             mine, words = words[: 2 * count], words[2 * count :]
             if count:
                 kernels.change_tables(mine.view(2, count), table)
             changes.clear()
         assert not words.numel(), "words of another pack"
+
+    @property
+    def form(self) -> TableForm:
+        """The form of the tables for the changes packed last, for other ranks."""
+        full, window = self._tables
+        return TableForm(full.shape[0], (full.shape[1], window.shape[1]), self._counts)
+
+    def follow(self, form: TableForm) -> None:
+        """Bring the tables into the form of another rank's, whose changes `apply` gets."""
+        while self._tables[0].shape[0] < form.rows:
+            self._grow_rows()
+        for component, width in enumerate(form.widths):
+            if self._tables[component].shape[1] < width:
+                self._widen(component, width)
+        self._counts = form.counts
 
     def step_tables(self, reserved_full: int, reserved_window: int) -> StepTables:
         """The tables for the kernels, with all changes applied."""
@@ -105,10 +131,9 @@ class BlockTables:
         return self._sampled
 
     def _widen(self, component: int, end: int) -> None:
+        """Give a table `end` columns."""
         table = self._tables[component]
-        wider = torch.zeros(
-            (table.shape[0], max(end, 2 * table.shape[1])), dtype=torch.int32, device=self._device
-        )
+        wider = torch.zeros((table.shape[0], end), dtype=torch.int32, device=self._device)
         wider[:, : table.shape[1]] = table
         self._tables[component] = wider
 

@@ -17,7 +17,7 @@ from holdfast.engine.text.chat_roles import Message, MessagesRefused
 from holdfast.engine.text.chat_template import ChatTemplate, PromptEnd
 from holdfast.engine.tools.choose import choose
 from holdfast.engine.tools.events import Call
-from holdfast.engine.tools.formats import RESPONSE_TEMPLATE
+from holdfast.engine.tools.formats import NO_CALLS, RESPONSE_TEMPLATE
 from holdfast.engine.tools.plain_rendering import PLAIN_FORMAT, plain_messages
 from holdfast.engine.tools.rendering import TemplateForm, probe, tail_after_calls, template_messages
 from holdfast.engine.tools.request import Tool, ToolsRefused
@@ -44,13 +44,15 @@ class ChatRenderer:
         call_format: str | None = None,
         own: ResponseTemplate | None = None,
     ) -> None:
-        """`tokens` are the texts of added tokens. Without a `call_format` the template shows the model's.
+        """`tokens` are the texts of added tokens.
 
+        Without a `call_format`, or where calls are not read, the template shows the model's.
         `own` is the checkpoint's description of its answers.
         """
         self._own = own if call_format == RESPONSE_TEMPLATE else None
         self._template = template
-        self._shown_format = call_format or choose(template.source, tokens, {}).calls
+        named = None if call_format == NO_CALLS else call_format
+        self._shown_format = named or choose(template.source, tokens, {}).calls
 
     @cached_property
     def _form(self) -> TemplateForm:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
@@ -32,6 +32,7 @@ from torch import Tensor
 from holdfast import kernels
 from holdfast.core.layout import Tier
 from holdfast.core.plan import TierMove
+from holdfast.engine.step.lead import Lead
 from holdfast.models.memory import Memory
 
 log = logging.getLogger("holdfast.host_tier")
@@ -75,8 +76,14 @@ class HostTier:
     """The copies between a device and its host tier, by the number of their move."""
 
     def __init__(
-        self, memory: Memory | None = None, host: Memory | None = None, copier: Copier | None = None
+        self,
+        memory: Memory | None = None,
+        host: Memory | None = None,
+        copier: Copier | None = None,
+        lead: Lead | None = None,
     ) -> None:
+        """`lead` tells other ranks, which copy the same units of their own memory."""
+        self._lead = lead
         self.copier: Copier = copier if copier is not None else ThreadCopier()
         self._memory = memory
         self._host = host
@@ -85,13 +92,17 @@ class HostTier:
         self._running: dict[int, CopyEvent] = {}
         """Copies whose plan has settled and that had not finished by then."""
         self._abandoned: list[CopyEvent] = []
+        self.bytes_copied = {Tier.HOST: 0, Tier.DEVICE: 0}
+        """Bytes of all copies that were begun, by the tier that they went to."""
 
     def start(self, moves: Sequence[TierMove]) -> None:
         """Begin the moves of a plan, except those of the disk tier, which begins them itself."""
         copies: dict[int, list[StorageCopy]] = {}
-        for move in moves:
-            if Tier.DISK not in (move.source_tier, move.destination_tier):
-                copies.setdefault(move.number, []).extend(self._copies(move))
+        begun = [move for move in moves if Tier.DISK not in (move.source_tier, move.destination_tier)]
+        for move in begun:
+            copies.setdefault(move.number, []).extend(self._copies(move))
+        if self._lead is not None and begun:
+            self._lead.move(begun)
         for number, each in copies.items():
             self._started[number] = self.copier.copy(each)
 
@@ -104,6 +115,7 @@ class HostTier:
             self._memory.overwritten(name, move.destinations)
         for device, host in zip(self._memory.storage(name), self._host.storage(name), strict=True):
             source, target = (device, host) if move.source_tier is Tier.DEVICE else (host, device)
+            self.bytes_copied[move.destination_tier] += device[0].nbytes * len(move.sources)
             yield StorageCopy(source, move.sources, target, move.destinations)
 
     def settle(self, moves: Sequence[TierMove]) -> list[bool | None]:
@@ -113,6 +125,7 @@ class HostTier:
             for number in {move.number for move in moves} & self._started.keys()
         }
         finished = _finished(started)
+        self._tell_fence(finished)
         self._running |= {number: event for number, event in started.items() if number not in finished}
         return [finished.get(move.number) if move.number in started else True for move in moves]
 
@@ -120,16 +133,34 @@ class HostTier:
         """Abandon every copy whose move is not wanted, and let later launches begin after it."""
         self._abandoned = [event for event in self._abandoned if not _over(event)]
         for events in (self._started, self._running):
-            for number in [number for number in events if number not in wanted]:
+            abandoned = [number for number in events if number not in wanted]
+            self._tell_fence(abandoned)
+            for number in abandoned:
                 self.copier.fence(events[number])
                 self._abandoned.append(events.pop(number))
 
     def take_finished(self) -> dict[int, bool]:
         """The moves that have finished since their plan settled, and whether each succeeded."""
         finished = _finished(self._running)
+        self._tell_fence(finished)
         for number in finished:
             del self._running[number]
         return finished
+
+    def _tell_fence(self, numbers: Iterable[int]) -> None:
+        """The units of these moves may be used from now on: the copies of other ranks may take longer."""
+        if self._lead is not None and (ended := list(numbers)):
+            self._lead.fence(ended)
+
+    def follow_fence(self, numbers: Iterable[int]) -> None:
+        """On another rank: let all later launches begin after these moves; raises what one failed with."""
+        for number in numbers:
+            event = self._started.pop(number, None)
+            if event is None:
+                continue  # rank 0 failed after it had told of the fence, and tells again
+            self.copier.fence(event)
+            if not event.query():
+                self._abandoned.append(event)
 
     def wait(self, seconds: float) -> None:
         """Wait until a running copy finishes, or time is up."""

@@ -6,7 +6,8 @@ the disk tier between steps; the disk's thread never touches the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,15 @@ from holdfast.models.memory import Memory
 
 PORTION_BYTES = 256 << 20
 """Bytes that are copied from or to the device at a time."""
+
+
+class GatheredUnits(NamedTuple):
+    """Units of a component: on the device those that are leased, there or on the host the session's own."""
+
+    name: str
+    on_host: bool
+    leased: list[int]
+    own: list[int]
 
 
 class SessionMemory:
@@ -36,18 +46,30 @@ class SessionMemory:
             size += (len(leased) + len(own)) * sum(storage[0].nbytes for storage in storages)
         return size
 
-    @torch.inference_mode()
     def gather(self, session: Session) -> dict[str, Tensor]:
         """Copies of all units that hold what a session has computed, leased ones first, by storage name."""
+        return self.gather_units(self.units(session))
+
+    def units(self, session: Session) -> list[GatheredUnits]:
+        """The units that hold what a session has computed, ready to be copied."""
         parcel = session.parcel
-        away = session.sequence.away and parcel is not None
-        memory = self._host if away and self._host is not None else self._device
-        tensors: dict[str, Tensor] = {}
+        on_host = session.sequence.away and parcel is not None and self._host is not None
+        found = []
         for component, (leased, own) in whole_units(session.sequence, parcel).items():
             name = component.name.lower()
             self._device.settle(name, leased)
-            if memory is self._device:
+            if not on_host:
                 self._device.settle(name, own)
+            found.append(GatheredUnits(name, on_host, leased, own))
+        return found
+
+    @torch.inference_mode()
+    def gather_units(self, units: Sequence[GatheredUnits]) -> dict[str, Tensor]:
+        """Copies of some units by storage name."""
+        tensors: dict[str, Tensor] = {}
+        for name, on_host, leased, own in units:
+            memory = self._host if on_host else self._device
+            assert memory is not None
             for index, (device, there) in enumerate(
                 zip(self._device.storage(name), memory.storage(name), strict=True)
             ):
@@ -59,12 +81,28 @@ class SessionMemory:
 
     def scatter(self, session: Session, tensors: dict[str, Tensor]) -> None:
         """Copy a file's tensors into the units that the core has taken for a session."""
+        for name, units in self.homes(session).items():
+            self.scatter_units(name, units, tensors)
+
+    def homes(self, session: Session) -> dict[str, list[int]]:
+        """The units that the core has taken for a session, ready to be overwritten."""
         assert session.parcel is not None
-        for component, hold in session.parcel.home.items():
-            name = component.name.lower()
-            self._device.overwritten(name, list(hold.units))
-            for index, storage in enumerate(self._device.storage(name)):
-                copy_in(storage, list(hold.units), tensors[f"{name}.{index}"])
+        homes = {component.name.lower(): list(hold.units) for component, hold in session.parcel.home.items()}
+        for name, units in homes.items():
+            self._device.overwritten(name, units)
+        return homes
+
+    def scatter_units(self, name: str, units: list[int], tensors: Mapping[str, Tensor]) -> None:
+        """Copy a file's tensors of a component into units."""
+        for index, storage in enumerate(self._device.storage(name)):
+            copy_in(storage, units, tensors[f"{name}.{index}"])
+
+    def rows(self, name: str, count: int) -> dict[str, Tensor]:
+        """Room on the host for copies of so many units of a component, by storage name."""
+        return {
+            f"{name}.{index}": torch.empty((count, *storage.shape[1:]), dtype=storage.dtype)
+            for index, storage in enumerate(self._device.storage(name))
+        }
 
 
 def portions(storage: Tensor, units: list[int]) -> Iterator[tuple[slice, Tensor]]:

@@ -26,6 +26,10 @@ STAGED_SECONDS = 120.0
 """How long a file is kept for a session that does not come, and how long one may take to come."""
 
 
+ARRIVING_MAX = 256
+"""Files that may be on their way at a time: each has an open descriptor."""
+
+
 class NotStaged(RuntimeError):
     """A file is not taken; the message says why."""
 
@@ -60,6 +64,12 @@ class Staging:
     def begin(self, call: int, session: str, header: Header, size: int) -> None:
         """A file is announced; raises `NotStaged` if it would be of no use, or has no room."""
         self._expire()
+        if call in self._arriving:
+            raise NotStaged("a file was announced with the same number before, and has not come")
+        if len(self._arriving) >= ARRIVING_MAX:
+            raise NotStaged(f"{ARRIVING_MAX} files are on their way already")
+        if size < 1:
+            raise NotStaged(f"a file of {size} bytes holds nothing")
         if header != self._store.header(header.length, header.tokens):
             raise NotStaged("its model or the layout of its memory does not match")
         if not self._store.fits(size) and not self._store.make_room(size, session, self._sessions):

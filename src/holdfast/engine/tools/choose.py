@@ -14,7 +14,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Names of formats, as `formats` knows them; None where the checkpoint shows none."""
+    """Names of formats, as `formats` knows them; None where the checkpoint shows none.
+
+    A model that shows no format of calls is told one, unless `calls` is `NO_CALLS`: then none is read.
+    """
 
     calls: str | None
     reasoning: str | None

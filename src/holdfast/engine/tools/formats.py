@@ -21,6 +21,9 @@ from holdfast.engine.tools.reasoning import ReasoningFormat
 from holdfast.engine.tools.values import Notation
 from holdfast.engine.tools.xml_calls import XmlCalls
 
+NO_CALLS = "none"
+"""The format of a model whose calls are not read: all that it says is text."""
+
 RESPONSE_TEMPLATE = "response-template"
 """The format that the checkpoint itself describes; `template_calls.template_format` builds its machine."""
 
@@ -85,6 +88,8 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
 }
 """`mistral` and `mistral-json` read both generations; they differ in the grammar that constrains answers."""
 
+NO_FORMAT = CallFormat(NO_CALLS, (), _plain)
+
 OWN_FORMAT = CallFormat(RESPONSE_TEMPLATE, (), _plain, reasons=True, reads_special_tokens=True)
 
 CALL_FORMAT_ALIASES: Mapping[str, str] = {
@@ -118,9 +123,8 @@ REASONING_FORMAT_ALIASES: Mapping[str, str] = {
 
 def call_format(name: str) -> CallFormat:
     """The call format of that name or alias; ValueError lists the names."""
-    if name == RESPONSE_TEMPLATE:
-        return OWN_FORMAT
-    found = CALL_FORMATS.get(CALL_FORMAT_ALIASES.get(name, name))
+    found = {RESPONSE_TEMPLATE: OWN_FORMAT, NO_CALLS: NO_FORMAT}.get(name)
+    found = found or CALL_FORMATS.get(CALL_FORMAT_ALIASES.get(name, name))
     if found is None:
         names = ", ".join(sorted([*CALL_FORMATS, *CALL_FORMAT_ALIASES]))
         raise ValueError(f"unknown tool parser {name!r}; one of: {names}")

@@ -9,6 +9,7 @@ from holdfast.engine.tools.choose import Chosen, choose
 from holdfast.engine.tools.formats import (
     CALL_FORMAT_ALIASES,
     CALL_FORMATS,
+    NO_CALLS,
     REASONING_FORMAT_ALIASES,
     REASONING_FORMATS,
     RESPONSE_TEMPLATE,
@@ -18,7 +19,7 @@ from holdfast.engine.tools.response_template import ResponseTemplate
 
 __all__ = ["AUTO", "NONE", "REASONING_PARSERS", "TOOL_PARSERS", "choose_formats"]
 
-AUTO, NONE = "auto", "none"
+AUTO, NONE = "auto", NO_CALLS
 TOOL_PARSERS = (AUTO, NONE, *sorted([*CALL_FORMATS, *CALL_FORMAT_ALIASES, RESPONSE_TEMPLATE]))
 REASONING_PARSERS = (AUTO, NONE, *sorted([*REASONING_FORMATS, *REASONING_FORMAT_ALIASES]))
 
@@ -43,7 +44,7 @@ def choose_formats(
     if calls is None and own is not None and own.has_parts:
         calls = RESPONSE_TEMPLATE
     if tool_parser != AUTO:
-        calls = None if tool_parser == NONE else CALL_FORMAT_ALIASES.get(tool_parser, tool_parser)
+        calls = CALL_FORMAT_ALIASES.get(tool_parser, tool_parser)
     if reasoning_parser != AUTO:
         named = REASONING_FORMAT_ALIASES.get(reasoning_parser, reasoning_parser)
         reasoning = None if reasoning_parser == NONE else named

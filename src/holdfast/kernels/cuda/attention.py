@@ -8,8 +8,9 @@ to Triton. `attend_queue` is called by `kernels/triton/attention.py`, the rest t
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -47,6 +48,16 @@ LINE_BYTES = 2 * 4 * QUEUE_FIELDS
 
 LAST_BYTES = 16
 """Flags: which groups were the last to finish a tile."""
+
+
+class Staged(Protocol):
+    """The shape of a kernel whose blocks of keys pass through a ring of stages in shared memory."""
+
+    def stages(self, machine: Machine) -> int:
+        """Stages that fit a program's shared memory."""
+
+    def shared(self, stages: int) -> int:
+        """Dynamic shared memory of a launch."""
 
 
 class Shape(NamedTuple):
@@ -226,6 +237,11 @@ def _blocks(cache: torch.Tensor, keys: int, halves: int) -> Map:
 @cache
 def queue_kernel(shape: Shape, index: int | None) -> Kernel | None:
     """The kernel of a shape on a device, or None where it is unavailable; the reason is logged."""
+    return compiled(shape, index, lambda stages: source_of(shape, stages))
+
+
+def compiled(shape: Staged, index: int | None, source: Callable[[int], str]) -> Kernel | None:
+    """The kernel with as many stages as fit; None where it is unavailable, and the reason is logged."""
     machine = machine_of(index)
     if machine is None:
         return None
@@ -233,7 +249,7 @@ def queue_kernel(shape: Shape, index: int | None) -> Kernel | None:
     if stages < STAGES_LEAST:
         return None
     with falling_back_to("Triton"):
-        image = compile_source(source_of(shape, stages))
+        image = compile_source(source(stages))
         with torch.cuda.device(index):
             return Kernel(image, "attend", THREADS, shape.shared(stages), 1)
     return None

@@ -22,9 +22,8 @@ from holdfast.kernels.cuda.attention import (
     GROUPS,
     LAST_BYTES,
     LINE_BYTES,
-    STAGES_LEAST,
     STAGES_MOST,
-    THREADS,
+    compiled,
     queue_arguments,
     queue_source,
 )
@@ -35,10 +34,7 @@ from holdfast.kernels.cuda.driver import (
     Kernel,
     Machine,
     Map,
-    compile_source,
-    falling_back_to,
     index_of,
-    machine_of,
     map_of,
 )
 from holdfast.kernels.scaled import ScaledCache
@@ -153,14 +149,4 @@ def _blocks(codes: torch.Tensor, keys: int) -> Map:
 @cache
 def scaled_queue_kernel(shape: ScaledShape, index: int | None) -> Kernel | None:
     """The kernel of a shape on a device, or None where it is unavailable; the reason is logged."""
-    machine = machine_of(index)
-    if machine is None:
-        return None
-    stages = shape.stages(machine)
-    if stages < STAGES_LEAST:
-        return None
-    with falling_back_to("Triton"):
-        image = compile_source(scaled_source(shape, stages))
-        with torch.cuda.device(index):
-            return Kernel(image, "attend", THREADS, shape.shared(stages), 1)
-    return None
+    return compiled(shape, index, lambda stages: scaled_source(shape, stages))

@@ -2,6 +2,7 @@
 
 from holdfast.kernels.triton.activation import geglu, relu_squared, swiglu, swiglu_clamped
 from holdfast.kernels.triton.attention import attend
+from holdfast.kernels.triton.codes import experts_codes, linear_codes
 from holdfast.kernels.triton.conv import causal_conv
 from holdfast.kernels.triton.experts import experts
 from holdfast.kernels.triton.fp8 import linear_fp8
@@ -24,10 +25,12 @@ __all__ = [
     "change_tables",
     "copy_units",
     "experts",
+    "experts_codes",
     "experts_quantised",
     "gated_delta",
     "geglu",
     "linear",
+    "linear_codes",
     "linear_fp8",
     "linear_gated",
     "linear_quantised",

@@ -8,6 +8,8 @@ blocks exit at once. There are no atomic additions, so results are deterministic
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -68,10 +70,10 @@ def store_picks(
     tl.store(places, result.to(out.dtype.element_ty), mask=real[:, None] & (columns < rows_out)[None, :])
 
 
-@triton.jit(do_not_specialize=["rows_out"])
+@triton.jit(do_not_specialize=["rows_out", "first", "end"])
 def _expert_product(
     x, weight, bias, shares, out, order, block_expert, x_stride, weight_expert, weight_row, rows_out, depth,
-    alpha, limit,
+    alpha, limit, first, end,
     DIVIDE: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
     SHARED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -79,11 +81,12 @@ def _expert_product(
     """One block of picks of one expert by one block of output columns.
 
     A pick reads row `pick // DIVIDE` of x. The first product applies the activation to gate (row n of the
-    weight) and up (row n + rows_out); the second multiplies by the pick's share.
+    weight) and up (row n + rows_out); the second multiplies by the pick's share. The weight has the experts
+    from `first` to before `end`; blocks of others are left alone.
     """
     block = tl.program_id(1)
     expert = tl.load(block_expert + block)
-    if expert < 0:
+    if (expert < first) | (expert >= end):
         return
     picks = tl.load(order + block * BLOCK_M + tl.arange(0, BLOCK_M))
     real = picks >= 0
@@ -91,7 +94,7 @@ def _expert_product(
     inside = columns < rows_out
     steps = tl.arange(0, BLOCK_K)
     lines = x + (tl.where(real, picks, 0) // DIVIDE).to(tl.int64) * x_stride
-    weight += expert.to(tl.int64) * weight_expert
+    weight += (expert - first).to(tl.int64) * weight_expert
     gate_rows = weight + columns.to(tl.int64) * weight_row
     up_rows = gate_rows + rows_out.to(tl.int64) * weight_row
     gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -127,11 +130,14 @@ def _sum_picks(parts, out, width, PICKS: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + token * width + columns, total.to(out.dtype.element_ty), mask=inside)
 
 
-def sort_picks(ids: torch.Tensor, count: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+def sort_picks(
+    ids: torch.Tensor, count: int, block_m: int | None = None
+) -> tuple[int, torch.Tensor, torch.Tensor]:
     """The picks [tokens, picks] sorted by expert: the size of blocks, the picks, each block's expert."""
     picks = ids.numel()
-    # Blocks as tall as an expert's average share of the picks, within the tensor core sizes.
-    block_m = min(128, power_of_two(ceiling(picks, count), 16))
+    if block_m is None:
+        # Blocks as tall as an expert's average share of the picks, within the tensor core sizes.
+        block_m = min(128, power_of_two(ceiling(picks, count), 16))
     block_count = picks // block_m + min(count, picks)
     order = torch.empty(block_count * block_m, dtype=torch.int32, device=ids.device)
     block_expert = torch.empty(block_count, dtype=torch.int32, device=ids.device)
@@ -151,6 +157,59 @@ def sum_picks(parts: torch.Tensor, picks: int, dtype: torch.dtype) -> torch.Tens
     return out
 
 
+class Picks(NamedTuple):
+    """Picks sorted by expert, and what the products of experts share."""
+
+    block: int
+    order: torch.Tensor
+    block_expert: torch.Tensor
+    of_token: int
+    shares: torch.Tensor
+
+
+class Form(NamedTuple):
+    """The activation between both products, and their biases."""
+
+    activation: Activation
+    clamp: Clamp
+    bias13: torch.Tensor | None
+    bias2: torch.Tensor | None
+
+
+def add_experts(
+    x: torch.Tensor,
+    picks: Picks,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    form: Form,
+    middle: torch.Tensor,
+    parts: torch.Tensor,
+    first: int = 0,
+) -> None:
+    """Both products of the experts from `first` on, those with weights, by way of `middle` into `parts`."""
+    inner, hidden, end = w2.shape[2], w2.shape[1], first + w13.shape[0]
+    gated = form.activation != "relu_squared"
+    block_n = 64 if picks.block <= 64 or gated else 128
+    flags: dict[str, object] = {
+        "BLOCK_M": picks.block, "BLOCK_N": block_n, "BLOCK_K": 64, "PRECISION": precision(x.dtype),
+        "num_warps": 8 if picks.block >= 128 else 4, "num_stages": 3,
+    }  # fmt: skip
+    if x.dtype == torch.float32:
+        flags |= {"BLOCK_K": 32, "num_stages": 2}
+    bias13, bias2, blocks = form.bias13, form.bias2, picks.block_expert.shape[0]
+    _expert_product[(ceiling(inner, block_n), blocks)](
+        x, w13, x if bias13 is None else bias13, picks.shares, middle, picks.order, picks.block_expert,
+        x.stride(0), w13.stride(0), w13.stride(1), inner, w13.shape[2], *form.clamp, first, end,
+        DIVIDE=picks.of_token, GATED=gated, ACTIVATION=form.activation, HAS_BIAS=bias13 is not None,
+        SHARED=False, **flags,
+    )  # fmt: skip
+    _expert_product[(ceiling(hidden, block_n), blocks)](
+        middle, w2, x if bias2 is None else bias2, picks.shares, parts, picks.order, picks.block_expert,
+        middle.stride(0), w2.stride(0), w2.stride(1), hidden, inner, 0.0, 0.0, first, end,
+        DIVIDE=1, GATED=False, ACTIVATION=form.activation, HAS_BIAS=bias2 is not None, SHARED=True, **flags,
+    )  # fmt: skip
+
+
 def experts(
     x: torch.Tensor,
     ids: torch.Tensor,
@@ -166,31 +225,10 @@ def experts(
     tokens, hidden = x.shape
     if not tokens:
         return torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
-    count, inner, picks = w13.shape[0], w2.shape[2], ids.numel()
-    ids, weights = ids.contiguous(), weights.contiguous()
     for tensor in (x, w13, w2):
         assert tensor.stride(-1) == 1
-    block_m, order, block_expert = sort_picks(ids, count)
-    block_count = block_expert.shape[0]
-    gated = activation != "relu_squared"
-    middle = torch.empty(picks, inner, dtype=x.dtype, device=x.device)
-    parts = torch.empty(picks, hidden, dtype=torch.float32, device=x.device)
-    block_n = 64 if block_m <= 64 or gated else 128
-    flags: dict[str, object] = {
-        "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": 64, "PRECISION": precision(x.dtype),
-        "num_warps": 8 if block_m >= 128 else 4, "num_stages": 3,
-    }  # fmt: skip
-    if x.dtype == torch.float32:
-        flags |= {"BLOCK_K": 32, "num_stages": 2}
-    _expert_product[(ceiling(inner, block_n), block_count)](
-        x, w13, x if bias13 is None else bias13, weights, middle, order, block_expert,
-        x.stride(0), w13.stride(0), w13.stride(1), inner, hidden, *clamp,
-        DIVIDE=ids.shape[1], GATED=gated, ACTIVATION=activation, HAS_BIAS=bias13 is not None, SHARED=False,
-        **flags,
-    )  # fmt: skip
-    _expert_product[(ceiling(hidden, block_n), block_count)](
-        middle, w2, x if bias2 is None else bias2, weights, parts, order, block_expert,
-        middle.stride(0), w2.stride(0), w2.stride(1), hidden, inner, 0.0, 0.0,
-        DIVIDE=1, GATED=False, ACTIVATION=activation, HAS_BIAS=bias2 is not None, SHARED=True, **flags,
-    )  # fmt: skip
+    picks = Picks(*sort_picks(ids.contiguous(), w13.shape[0]), ids.shape[1], weights.contiguous())
+    middle = torch.empty(ids.numel(), w2.shape[2], dtype=x.dtype, device=x.device)
+    parts = torch.empty(ids.numel(), hidden, dtype=torch.float32, device=x.device)
+    add_experts(x, picks, w13, w2, Form(activation, clamp, bias13, bias2), middle, parts)
     return sum_picks(parts, ids.shape[1], x.dtype)

@@ -109,7 +109,8 @@ def feed_forward(builder: Builder, prefix: str, config: MlpConfig | ExpertsConfi
     routed = Experts(
         config,
         read_router(config, reader, f"{prefix}gate", width, None),
-        read_experts(config, reader, f"{prefix}experts.", width),
+        read_experts(builder.local_experts(f"{prefix}experts.", config), reader, f"{prefix}experts.", width),
+        reader.placement.dtype,
     )
     if config.shared is None:
         return routed

@@ -12,6 +12,7 @@ from holdfast.models.config import AttentionConfig, ExpertsConfig, LayerConfig, 
 from holdfast.models.experts import Experts, ExpertWeights, read_experts, read_router
 from holdfast.models.families import decoder
 from holdfast.models.fields import Fields
+from holdfast.models.sharding import Sharding
 
 
 def configure(fields: Fields, architecture: str) -> ModelConfig:
@@ -40,10 +41,12 @@ def configure(fields: Fields, architecture: str) -> ModelConfig:
 
 def _experts(builder: Builder, prefix: str, config: ExpertsConfig) -> Experts:
     """Gate and up are interleaved; dense weights are stored as [experts, in, out]. Converted here."""
+    if builder.team is not None:
+        config = _local_experts(builder.team.sharding, f"{prefix}experts.", config)
     reader, width, count, inner = builder.reader, builder.config.width, config.experts, config.width
     router = read_router(config, reader, f"{prefix}router", width, f"{prefix}router.bias")
     if reader.has(f"{prefix}experts.gate_proj.bias"):
-        return Experts(config, router, _separate_experts(builder, prefix, config))
+        return Experts(config, router, _separate_experts(builder, prefix, config), reader.placement.dtype)
     bias = reader.tensor(f"{prefix}experts.gate_up_proj_bias", (count, 2 * inner))
     halves = torch.arange(2 * inner, device=bias.device).view(inner, 2).T.reshape(-1)
     gate_up = reader.stacked_experts(f"{prefix}experts.gate_up_proj", count, 2 * inner, width, halves)
@@ -52,16 +55,25 @@ def _experts(builder: Builder, prefix: str, config: ExpertsConfig) -> Experts:
         dense = reader.tensor(f"{prefix}experts.gate_up_proj", (count, width, 2 * inner))
         gate_up = dense.transpose(1, 2)[:, halves].contiguous()
         down = reader.tensor(f"{prefix}experts.down_proj", (count, inner, width)).transpose(1, 2).contiguous()
-    return Experts(
-        config,
-        router,
-        ExpertWeights(
-            gate_up,
-            down,
-            bias[:, halves].contiguous(),
-            reader.tensor(f"{prefix}experts.down_proj_bias", (count, width)),
-        ),
+    outer_bias = reader.tensor(f"{prefix}experts.down_proj_bias", (count, width))
+    weights = ExpertWeights(
+        gate_up, down, bias[:, halves].contiguous(), outer_bias if builder.leads else None
     )
+    return Experts(config, router, weights, reader.placement.dtype)
+
+
+def _local_experts(sharding: Sharding, prefix: str, config: ExpertsConfig) -> ExpertsConfig:
+    """This rank's part of the experts, stacked or, as in GGUF files, one by one."""
+    inner = sharding.inner(config.width)
+    pairs, cuts = inner.times(2), sharding.cuts
+    sharding.experts(prefix, config)
+    for part in ("gate", "up"):
+        cuts.tensor(f"{prefix}{part}_proj.bias", None, inner)
+    cuts.module(f"{prefix}gate_up_proj", rows=pairs)
+    cuts.tensor(f"{prefix}gate_up_proj", None, None, pairs)
+    cuts.module(f"{prefix}down_proj", columns=inner)
+    cuts.tensor(f"{prefix}down_proj", None, inner, None)
+    return sharding.local_experts(config)
 
 
 def _separate_experts(builder: Builder, prefix: str, config: ExpertsConfig) -> ExpertWeights:
@@ -70,7 +82,7 @@ def _separate_experts(builder: Builder, prefix: str, config: ExpertsConfig) -> E
     weights = read_experts(config, reader, f"{prefix}experts.", width)
     biases = [reader.tensor(f"{prefix}experts.{part}_proj.bias", (count, inner)) for part in ("gate", "up")]
     down = reader.tensor(f"{prefix}experts.down_proj.bias", (count, width))
-    return weights._replace(inner_bias=torch.cat(biases, dim=1), outer_bias=down)
+    return weights._replace(inner_bias=torch.cat(biases, dim=1), outer_bias=down if builder.leads else None)
 
 
 def blocks(builder: Builder) -> Iterator[Block]:

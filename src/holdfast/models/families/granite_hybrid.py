@@ -22,10 +22,12 @@ from holdfast.models.config import (
     base_config,
     rope_from,
 )
+from holdfast.models.cuts import beside
 from holdfast.models.experts import Experts, ExpertWeights, read_router
 from holdfast.models.families import bamba, decoder
 from holdfast.models.fields import ConfigurationError, Fields
 from holdfast.models.layers import Mlp, Part, Together
+from holdfast.models.sharding import Sharding
 
 _RECURRENT = frozenset(("linear_attention", "mamba"))
 
@@ -76,22 +78,43 @@ def configure(fields: Fields, architecture: str) -> ModelConfig:
     )
 
 
+def _local_mlp(sharding: Sharding, prefix: str, config: MlpConfig) -> MlpConfig:
+    """This rank's part of an MLP whose gate and up projections are one weight."""
+    inner = sharding.inner(config.width)
+    sharding.cuts.module(f"{prefix}input_linear", rows=beside(inner, inner))
+    sharding.cuts.module(f"{prefix}output_linear", columns=inner)
+    return sharding.local_mlp(config)
+
+
+def _local_experts(sharding: Sharding, prefix: str, config: ExpertsConfig) -> ExpertsConfig:
+    """This rank's part of experts whose weights are stacked, gate rows first."""
+    inner = sharding.inner(config.width)
+    sharding.cuts.tensor(f"{prefix}input_linear.weight", None, beside(inner, inner), None)
+    sharding.cuts.tensor(f"{prefix}output_linear.weight", None, None, inner)
+    return sharding.local_experts(config)
+
+
 def _feed_forward(builder: Builder, at: str, config: MlpConfig | ExpertsConfig) -> Part:
     reader, width = builder.reader, builder.config.width
     shared = config if isinstance(config, MlpConfig) else config.shared
     assert shared is not None
+    if builder.team is not None:
+        shared = _local_mlp(builder.team.sharding, f"{at}shared_mlp.", shared)
     dense = Mlp(
         shared,
         reader.linear([f"{at}shared_mlp.input_linear"], width, [2 * shared.width]),
-        reader.linear([f"{at}shared_mlp.output_linear"], shared.width, [width]),
+        reader.linear([f"{at}shared_mlp.output_linear"], shared.width, [width], summed=True),
     )
     if isinstance(config, MlpConfig):
         return dense
     prefix = f"{at}block_sparse_moe."
+    if builder.team is not None:
+        config = _local_experts(builder.team.sharding, prefix, config)
     inner = reader.tensor(f"{prefix}input_linear.weight", (config.experts, 2 * config.width, width))
     outer = reader.tensor(f"{prefix}output_linear.weight", (config.experts, width, config.width))
     router = read_router(config, reader, f"{prefix}router.layer", width, None)
-    return Together(Experts(config, router, ExpertWeights(inner, outer)), dense)
+    routed = Experts(config, router, ExpertWeights(inner, outer), reader.placement.dtype)
+    return Together(routed, dense)
 
 
 def blocks(builder: Builder) -> Iterator[Block]:

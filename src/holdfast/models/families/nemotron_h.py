@@ -95,13 +95,14 @@ def _mixture(builder: Builder, prefix: str, config: ExpertsConfig) -> Part:
         bias = config.shared.bias
         latent = Latent(
             reader.linear([f"{prefix}fc1_latent_proj"], width, [inner], bias=bias),
-            reader.linear([f"{prefix}fc2_latent_proj"], inner, [width], bias=bias),
+            reader.linear([f"{prefix}fc2_latent_proj"], inner, [width], bias=bias, summed=True),
         )
     correction = f"{prefix}gate.e_score_correction_bias"
     routed = Experts(
         config,
         read_router(config, reader, f"{prefix}gate", width, correction),
-        read_experts(config, reader, f"{prefix}experts.", inner),
+        read_experts(builder.local_experts(f"{prefix}experts.", config), reader, f"{prefix}experts.", inner),
+        reader.placement.dtype,
         latent=latent,
     )
     return Together(routed, builder.mlp(f"{prefix}shared_experts.", config.shared))

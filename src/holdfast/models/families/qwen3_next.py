@@ -24,9 +24,11 @@ from holdfast.models.config import (
     base_config,
     rope_from,
 )
+from holdfast.models.cuts import Cut, beside
 from holdfast.models.families import decoder, qwen3_moe
 from holdfast.models.fields import ConfigurationError, Fields
 from holdfast.models.recurrent import GatedDelta
+from holdfast.models.sharding import Sharding
 
 _ROTATED_SHARE = 0.25
 """Default share of rotated dimensions."""
@@ -93,6 +95,8 @@ def configure_dense(fields: Fields, architecture: str) -> ModelConfig:
 
 def _delta_by_head(builder: Builder, prefix: str, config: DeltaConfig) -> GatedDelta:
     """Qwen3-Next stores query, key, value and gate interleaved by key head, and likewise rate and decay."""
+    if builder.team is not None:
+        config = _local_by_head(builder.team.sharding, prefix, config)
     repeat = config.value_heads // config.key_heads
     values = repeat * config.value_dim
 
@@ -106,8 +110,39 @@ def _delta_by_head(builder: Builder, prefix: str, config: DeltaConfig) -> GatedD
     return builder.gated_delta(prefix, config, projections, torch.cat(order))
 
 
+def _local_by_head(sharding: Sharding, prefix: str, config: DeltaConfig) -> DeltaConfig:
+    """This rank's part of Qwen3-Next's projections: its key heads, each with the value heads it has there."""
+    shared, repeat = sharding.deltas(config), config.value_heads // config.key_heads
+    keys, values = 2 * config.key_dim, repeat * config.value_dim
+    wide, narrow = keys + 2 * values, 2 * repeat
+    rows: list[tuple[int, int]] = []
+    scalars: list[tuple[int, int]] = []
+    for index, key in enumerate(shared.items):
+        before = shared.heads.runs[0][0] + index * shared.each - key * repeat
+        query, rate = key * wide, key * narrow + before
+        value, size = query + keys + before * config.value_dim, shared.each * config.value_dim
+        rows += [(query, query + keys), (value, value + size), (value + values, value + values + size)]
+        scalars += [(rate, rate + shared.each), (rate + repeat, rate + repeat + shared.each)]
+    sharding.cuts.module(f"{prefix}in_proj_qkvz", rows=Cut(config.key_heads * wide, tuple(rows)))
+    sharding.cuts.module(f"{prefix}in_proj_ba", rows=Cut(config.key_heads * narrow, tuple(scalars)))
+    return sharding.delta(prefix, config)
+
+
+def _local_by_part(sharding: Sharding, prefix: str, config: DeltaConfig) -> DeltaConfig:
+    """This rank's part of Qwen3.5's projections."""
+    shared = sharding.deltas(config)
+    keys, values = shared.groups.times(config.key_dim), shared.heads.times(config.value_dim)
+    sharding.cuts.module(f"{prefix}in_proj_qkv", rows=beside(keys, keys, values))
+    sharding.cuts.module(f"{prefix}in_proj_z", rows=values)
+    for name in ("in_proj_b", "in_proj_a"):
+        sharding.cuts.module(f"{prefix}{name}", rows=shared.heads)
+    return sharding.delta(prefix, config)
+
+
 def _delta_by_part(builder: Builder, prefix: str, config: DeltaConfig) -> GatedDelta:
     """Qwen3.5 stores its projections separately, in the mixer's order."""
+    if builder.team is not None:
+        config = _local_by_part(builder.team.sharding, prefix, config)
     projections = {
         "in_proj_qkv": config.convolution_channels,
         "in_proj_z": config.value_heads * config.value_dim,

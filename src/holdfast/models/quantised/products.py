@@ -1,14 +1,15 @@
 """Linear projections and experts with quantised weights, in the form that the device multiplies.
 
-On a GPU the codes stay as they are. On a CPU with C kernels they are packed for those: 4-bit integers in
-groups of 32 or a multiple, int8 and MXFP4 with the codes as stored and the scales in half precision; NVFP4,
-whose groups are smaller, and fp8 in 8-bit groups of 32. Elsewhere the weight is dequantised piece by piece in
-every product. Built by `weights`.
+On a GPU the codes stay as they are, on Hopper in the order of its kernels. On a CPU with C kernels they are
+packed for those: 4-bit integers in groups of 32 or a multiple, int8 and MXFP4 with the codes as stored and
+the scales in half precision; NVFP4, whose groups are smaller, and fp8 in 8-bit groups of 32. Elsewhere the
+weight is dequantised piece by piece in every product. Built by `weights`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,28 +20,43 @@ from holdfast.kernels.quantised import INT4_ZERO, Codes, QuantisedWeight
 from holdfast.kernels.torch.quantised import dequantise, halves, scale_values, values
 from holdfast.models.linear import Linear, PackedLinear
 
+if TYPE_CHECKING:
+    from holdfast.models.weights import Placement
+
 _HALF_MOST = 65504.0
 """The largest number in half precision, in which the C kernels keep scales."""
 
 
 class QuantisedLinear:
-    """A projection whose weight keeps the codes of its checkpoint."""
+    """A projection whose weight keeps the codes of its checkpoint.
 
-    __slots__ = ("_bias", "weight")
+    With `gated` the outputs are both halves of a gated activation, which some kernels apply too.
+    """
 
-    def __init__(self, weight: QuantisedWeight, bias: Tensor | None, device: torch.device) -> None:
-        self.weight = weight.to(device)
+    __slots__ = ("_bias", "out_features", "weight")
+
+    def __init__(
+        self, weight: QuantisedWeight, bias: Tensor | None, placement: Placement, *, gated: bool = False
+    ) -> None:
+        self.out_features = weight.outputs
         self._bias = bias
-
-    @property
-    def out_features(self) -> int:
-        return self.weight.outputs
+        self.weight: QuantisedWeight | kernels.PackedCodes = weight.to(placement.device)
+        if placement.dtype == torch.bfloat16:
+            self.weight = kernels.pack_codes(self.weight, gated=gated) or self.weight
 
     @property
     def bytes(self) -> int:
         return self.weight.bytes
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def activates(self) -> bool:
+        """Whether a gated activation has to be applied with the product."""
+        return isinstance(self.weight, kernels.PackedCodes) and self.weight.gated
+
+    def __call__(self, x: Tensor, activation: kernels.Activation | None = None) -> Tensor:
+        if isinstance(self.weight, kernels.PackedCodes):
+            return kernels.linear_codes(x, self.weight, self._bias, activation)
+        assert activation is None
         return kernels.linear_quantised(x, self.weight, self._bias)
 
 
@@ -91,11 +107,13 @@ class JoinedLinear:
         return out if self._bias is None else out + self._bias
 
 
-def linear_of(weight: QuantisedWeight, bias: Tensor | None, device: torch.device) -> Linear:
-    """A projection on a device."""
-    matrix = packed(weight, bias) if device.type == "cpu" else None
+def linear_of(
+    weight: QuantisedWeight, bias: Tensor | None, placement: Placement, *, gated: bool = False
+) -> Linear:
+    """A projection where the model lies."""
+    matrix = packed(weight, bias) if placement.device.type == "cpu" else None
     if matrix is None:
-        return QuantisedLinear(weight, bias, device)
+        return QuantisedLinear(weight, bias, placement, gated=gated)
     if weight.permutation is None:
         return PackedLinear(matrix)
     return PermutedLinear(PackedLinear(matrix), weight.permutation)

@@ -18,11 +18,13 @@ from typing import Any
 import h11
 import msgspec
 import uvicorn
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from holdfast.server.http.body_writer import offer_writer
 from holdfast.server.http.clients import offer_client
+from holdfast.server.http.parser import Flow, Parser
 from holdfast.server.http.problems import Problem
 
 __all__ = ["Config", "Connections", "HttpConnection", "raise_descriptor_limit"]
@@ -120,6 +122,8 @@ class HttpConnection(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.shared = config.shared
+        assert config.h11_max_incomplete_event_size is not None, "the size of headers is bounded"
+        self.conn: Parser = Parser(config.h11_max_incomplete_event_size)
         self._awaited: tuple[str, object] | None = None
         """What must arrive by the deadline (headers or body), and its request."""
         self._deadline: asyncio.TimerHandle | None = None
@@ -133,6 +137,7 @@ class HttpConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow: Flow = Flow(transport)
         if self.shared.enter(self, transport.get_extra_info("socket").fileno()):
             self._watch()
         else:
@@ -150,6 +155,20 @@ class HttpConnection(H11Protocol):
             offer_writer(self.cycle)
             offer_client(self.cycle)
         self._watch()
+        if not self.conn.left and not self.flow.stopped:
+            self.flow.stopped = True
+            self.flow.pause_reading()
+            self.loop.call_soon(self._parse_on)
+
+    def _parse_on(self) -> None:
+        """Parse more of what was read, and read on after it, unless a body or the next request must wait."""
+        self.flow.stopped = False
+        self.conn.go_on()
+        if not self.transport.is_closing() and self.transport.get_protocol() is self:
+            self.handle_events()
+        next_waits = self.conn.their_state is h11.DONE and bool(self.conn.trailing_data[0])
+        if not (self.transport.is_closing() or next_waits or len(self.cycle.body) > HIGH_WATER_LIMIT):
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         if self.authenticated:

@@ -10,6 +10,7 @@ Called by the routes of the admin, on the event loop.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,6 +27,15 @@ __all__ = ["ClusterControl"]
 
 MOVED_MAX = 64
 """Sessions that one rebalancing moves from an engine."""
+
+LIVES_SECONDS = 1.0
+"""How long an engine may take to read the lives in the journal."""
+
+LIVES_TRIES = 3
+"""How many engines are asked for them: one may be cut off from the journal."""
+
+NOT_MOVED = frozenset({"session_busy", "session_not_found", "session_moved", "engine_not_found"})
+"""Refusals of a move after which a rebalancing goes on with the next session."""
 
 
 class ClusterControl:
@@ -45,27 +55,37 @@ class ClusterControl:
     def _named(self, name: str) -> RemoteEngine:
         found = next((each for each in self._engines.engines.values() if each.name == name), None)
         if found is None:
-            raise bad_field("engine", "is not an engine of this server", "engine_not_found")
+            known = ", ".join(sorted(each.name for each in self._engines.engines.values()))
+            raise bad_field("engine", f"is not an engine of this server; it has {known}", "engine_not_found")
         if not found.up:
             raise engine_unavailable()
         return found
 
     async def status(self) -> dict[str, Any]:
-        """All engines: those of this process, and others that the journal knows."""
-        known = await self._lives() if self._engines.shared else []
+        """All engines: those of this process, and others that the journal knows.
+
+        `fault` is why the journal could not be asked for them, None if it was.
+        """
+        known, fault = await self._lives() if self._engines.shared else ([], None)
         unclaimed = sum(life["owned"] for life in known if life["life_state"] not in ALIVE)
         lives = {life.pop("name"): life for life in known if life["life_state"] in ALIVE}
         rows = [self._row(engine, lives.pop(engine.name, {})) for engine in self._engines.engines.values()]
         others = [{"engine": name, "state": "unknown", **life} for name, life in lives.items()]
-        return {"shared": self._engines.shared, "engines": [*rows, *others], "unclaimed": unclaimed}
+        shared, engines = self._engines.shared, [*rows, *others]
+        return {"shared": shared, "engines": engines, "unclaimed": unclaimed, "fault": fault}
 
-    async def _lives(self) -> list[dict[str, Any]]:
-        """The lives that are alive or own sessions."""
-        up = self._up()
-        if not up:
-            raise engine_unavailable()
-        found: list[dict[str, Any]] = (await self._engines.ask(up[0], wire.Ask(0, Question.LIVES))).answer
-        return found
+    async def _lives(self) -> tuple[list[dict[str, Any]], str | None]:
+        """The lives that are alive or own sessions; or why they are not known."""
+        fault = "no engine can be reached"
+        for engine in self._up()[:LIVES_TRIES]:
+            try:
+                async with asyncio.timeout(LIVES_SECONDS):
+                    return (await self._engines.ask(engine, wire.Ask(0, Question.LIVES))).answer, None
+            except TimeoutError:
+                fault = f"{engine.name} gets no answer from the journal"
+            except Problem as problem:
+                fault = problem.message
+        return [], fault
 
     def _row(self, engine: RemoteEngine, life: dict[str, Any]) -> dict[str, Any]:
         state = "down" if not engine.up else "draining" if engine.draining else "up"
@@ -122,7 +142,7 @@ class ClusterControl:
                 try:
                     moved.append(await self._hand_over(move.session, up[move.target].name))
                 except Problem as problem:
-                    if problem.code not in ("session_busy", "session_not_found", "session_moved"):
+                    if problem.code not in NOT_MOVED:
                         raise
                     continue
                 load.used -= units[move.session]

@@ -12,15 +12,15 @@ import logging
 from concurrent.futures import Future
 
 from holdfast.cluster.placement import Load, plan_drain
-from holdfast.core.session import Life
+from holdfast.core.session import Life, Session
 from holdfast.engine.claims import SessionClaims
 from holdfast.engine.durable.store import Home
 from holdfast.engine.listeners import Refusal
 from holdfast.engine.loop import EngineLoop
 from holdfast.server.link import wire
-from holdfast.server.link.carrier import Carrier
 from holdfast.server.link.hand_overs import HandOvers, UnknownEngine
 from holdfast.server.link.loads import load_of
+from holdfast.server.link.snapshot_sender import SnapshotSender
 
 __all__ = ["Drain"]
 
@@ -29,21 +29,26 @@ log = logging.getLogger("holdfast.engine")
 AT_ONCE = 4
 """Sessions that are handed over at a time."""
 
+PAUSE_SECONDS = 0.2
+"""How long nothing is handed over after a hand-over has failed."""
+
 
 class Drain:
     """The end of one engine among others."""
 
     def __init__(
-        self, loop: EngineLoop, claims: SessionClaims, hand_overs: HandOvers, carrier: Carrier
+        self, loop: EngineLoop, claims: SessionClaims, hand_overs: HandOvers, sender: SnapshotSender
     ) -> None:
         self._loop = loop
         self._claims = claims
         self._hand_overs = hand_overs
-        self._carrier = carrier
+        self._sender = sender
         self._homes: dict[int, Home] = {}
         self._looks: dict[int, Future[wire.Pulse | None]] = {}
         self._loads: dict[int, Load] = {}
-        self._going: set[str] = set()
+        self._going: dict[str, int] = {}
+        """Sessions on their way, with the units that they need."""
+        self._resumes = 0.0
         self._begun = False
         self.found = False
         """Whether the other engines are known."""
@@ -59,7 +64,7 @@ class Drain:
     def _others(self, future: Future[list[Home]]) -> None:
         if future.exception() is None:
             self._homes = {home.life: home for home in future.result() if home.address}
-        self._looks = {life: self._carrier.look(home.address) for life, home in self._homes.items()}
+        self._looks = {life: self._sender.look(home.address) for life, home in self._homes.items()}
         self.found = not self._looks
 
     @property
@@ -78,35 +83,43 @@ class Drain:
             if pulse is not None and not pulse.draining:
                 self._loads[life] = load_of(life, pulse)
             self.found = not self._looks
-        if self.found and self._loads and len(self._going) < AT_ONCE:
+        waits = self._loop.now() < self._resumes
+        if self.found and self._loads and len(self._going) < AT_ONCE and not waits:
             self._hand_over()
 
     def _hand_over(self) -> None:
         registry, names = self._loop.scheduler.registry, self._loop.session_log.sessions
-        page = self._loop.setup.tuning.page_size
         idle = (
-            (name, max(1, session.sequence.computed // page))
+            (name, self._units(session))
             for name in list(names)
             if name not in self._going
             and (session := registry.sessions.get(name)) is not None
             and session.life in (Life.IDLE, Life.SEALING)
         )
         for move in plan_drain(idle, list(self._loads.values()), AT_ONCE - len(self._going)):
-            self._going.add(move.session)
-            self._loads[move.target].used += 1
+            units = self._units(registry.sessions[move.session])
+            self._going[move.session] = units
+            self._loads[move.target].used += units
             leaving = Leaving(self, move.session, move.target)
             self._hand_overs.begin(leaving, move.session, self._name(move.target))
+
+    def _units(self, session: Session) -> int:
+        """Pages that a session needs at another engine."""
+        return max(1, -(-session.sequence.computed // self._loop.setup.tuning.page_size))
 
     def _name(self, life: int) -> str:
         return self._homes[life].name
 
     def left(self, session: str) -> None:
         """A hand-over has ended."""
-        self._going.discard(session)
+        self._going.pop(session, None)
 
     def refused(self, session: str, life: int, refusal: Refusal) -> None:
         """A hand-over has failed: it is tried again, elsewhere if its engine takes nothing any more."""
-        self._going.discard(session)
+        units = self._going.pop(session, 0)
+        self._resumes = self._loop.now() + PAUSE_SECONDS
+        if life in self._loads:
+            self._loads[life].used -= units
         log.info("session %s was not handed over to engine %s: %s", session, self._name(life), refusal)
         if isinstance(refusal, UnknownEngine):
             self._loads.pop(life, None)

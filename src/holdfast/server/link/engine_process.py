@@ -32,12 +32,12 @@ from holdfast.engine.startup import open_loop
 from holdfast.server.http.keys import Keys, warn_if_readable
 from holdfast.server.link import wire
 from holdfast.server.link.addresses import split_address
-from holdfast.server.link.carrier import Carrier
 from holdfast.server.link.commands import EngineCommands
 from holdfast.server.link.draining import Drain
 from holdfast.server.link.hand_overs import HandOvers
 from holdfast.server.link.peers import Peers
 from holdfast.server.link.results import Outbox, stored_session
+from holdfast.server.link.snapshot_sender import SnapshotSender
 from holdfast.server.link.tls import client_context, server_context
 from holdfast.server.link.worker import (
     FLUSH_SECONDS,
@@ -104,11 +104,11 @@ class EngineHost:
     def welcome(self, greeting: wire.Greeting) -> wire.Welcome | str:
         """The answer to a greeting, or why it is refused."""
         if greeting.protocol != wire.PROTOCOL:
-            return (
-                f"the API process speaks version {greeting.protocol} of the link, the engine {wire.PROTOCOL}"
-            )
+            spoken = f"version {greeting.protocol} of the link, the engine {wire.PROTOCOL}"
+            return f"the API process speaks {spoken}; install the same version of Holdfast for both"
         if greeting.model not in ("", self.model):
-            return f"the API process serves model {greeting.model[:8]}, the engine has {self.model[:8]}"
+            models = f"model {greeting.model[:8]}, the engine has {self.model[:8]}"
+            return f"the API process serves {models}; start all engines with the same model and tokenizer"
         if not 0 < greeting.calls < 1 << (63 - wire.CALL_BITS) or not greeting.client:
             return "the greeting has no name, or no valid prefix for its calls"
         about = (self.name, self.life, self.model, self._options)
@@ -140,9 +140,13 @@ class SharedWorker(Worker):
     """Joins the commands of an engine to all its API processes."""
 
     def __init__(
-        self, peers: Peers, commands: EngineCommands, drain_seconds: float, carrier: Carrier | None = None
+        self,
+        peers: Peers,
+        commands: EngineCommands,
+        drain_seconds: float,
+        sender: SnapshotSender | None = None,
     ) -> None:
-        """`carrier`: links to other engines, where they share a journal."""
+        """`sender`: links to other engines, where they share a journal."""
         super().__init__(_NoSocket(peers), commands, parent=0)
         self.signals = 0
         self._peers = peers
@@ -150,10 +154,10 @@ class SharedWorker(Worker):
         self._drained = 0.0
         self._drain: Drain | None = None
         claims = commands.verbs.claims
-        if claims is not None and carrier is not None:
-            self._others.append(carrier.descriptor)
-            commands.hand_overs = HandOvers(commands.verbs, claims, carrier)
-            self._drain = Drain(commands.loop, claims, commands.hand_overs, carrier)
+        if claims is not None and sender is not None:
+            self._others.append(sender.descriptor)
+            commands.hand_overs = HandOvers(commands.verbs, claims, sender)
+            self._drain = Drain(commands.loop, claims, commands.hand_overs, sender)
 
     def signalled(self, *_: object) -> None:
         """A signal asks the process to end."""
@@ -252,17 +256,18 @@ def run(model: str, engine_options: dict[str, Any], options: EngineProcessOption
     commands = EngineCommands(loop, outbox)
     about = EngineHost(commands, path, name, without_credentials(engine_options))
     peers = Peers(bound, context, about, options.link_seconds)
-    carrier = Carrier(client_context(options.link_keys), about.model) if about.journal else None
-    worker = SharedWorker(peers, commands, options.drain_seconds, carrier)
+    sender = SnapshotSender(client_context(options.link_keys), about.model) if about.journal else None
+    worker = SharedWorker(peers, commands, options.drain_seconds, sender)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, worker.signalled)
     bound_pauses()
     bound.listen(BACKLOG)
     _announce(about, shown)
     worker.run()
-    if carrier is not None:
-        carrier.close()
+    if sender is not None:
+        sender.close()
     loop.shut_down(lambda done, total: progress("spill", done, total), lambda: worker.signals > 2)
+    loop.end_ranks()
     peers.close(FLUSH_SECONDS)
     return 0
 

@@ -212,9 +212,10 @@ class EngineSet:
     def _judge(self, engine: RemoteEngine, welcome: wire.Welcome) -> str | None:
         """Why an engine is not wanted."""
         if welcome.protocol != wire.PROTOCOL:
-            return f"it speaks version {welcome.protocol} of the link, this process {wire.PROTOCOL}"
+            spoken = f"version {welcome.protocol} of the link, this process {wire.PROTOCOL}"
+            return f"it speaks {spoken}; install the same version of Holdfast for both"
         if self._model not in ("", welcome.model):
-            return f"it has model {welcome.model[:8]}, and this process serves {self._model[:8]}"
+            return f"it has model {welcome.model[:8]}, not {self._model[:8]} as the others; give all the same"
         for other in self._up:
             if other is not engine and other.welcome is not None and other.name == welcome.engine:
                 same = other.welcome.life == welcome.life

@@ -1,7 +1,7 @@
 """Hand-overs: sessions at rest that leave this engine for another, with their memory.
 
-    find the engine --> write the memory to a file --> carry it there --> change the owner --> tell the engine
-                         (disk tier; none without)      (carrier)          (one statement)
+    find the engine --> write the memory to a file --> send it there --> change the owner --> tell the engine
+                         (disk tier; none without)      (sender)          (one statement)
 
 Turns go on until the owner changes; one that came meanwhile makes the file old, and it is written again. Only
 the one statement is waited for by turns of the session, which then go to the other engine. Until it, an
@@ -25,7 +25,7 @@ from holdfast.engine.listeners import Reply
 from holdfast.engine.tiers.back_off import Cause
 from holdfast.engine.tiers.files import Header
 from holdfast.engine.verbs import Verbs
-from holdfast.server.link.carrier import Carrier
+from holdfast.server.link.snapshot_sender import SnapshotSender
 
 __all__ = ["HandOvers", "UnknownEngine"]
 
@@ -64,11 +64,11 @@ class HandOver:
 class HandOvers:
     """The hand-overs of one engine."""
 
-    def __init__(self, verbs: Verbs, claims: SessionClaims, carrier: Carrier) -> None:
+    def __init__(self, verbs: Verbs, claims: SessionClaims, sender: SnapshotSender) -> None:
         self._verbs = verbs
         self._loop = verbs.loop
         self._claims = claims
-        self._carrier = carrier
+        self._sender = sender
         self._polled: list[Callable[[], bool]] = []
         """What is looked at between two steps, until it returns True."""
         self.pending = 0
@@ -98,7 +98,7 @@ class HandOvers:
 
     def poll(self) -> None:
         """Look at what has come since the last call."""
-        self._carrier.clear()
+        self._sender.clear()
         polled, self._polled = self._polled, []
         self._polled += [look for look in polled if not look()]
 
@@ -155,7 +155,7 @@ class HandOvers:
 
         def look() -> bool:
             if store.covers(session):
-                self._carry(each)
+                self._send(each)
             elif session.id in disk.writer.writing and self._loop.now() < until:
                 return False
             elif not self._is_here(each) or not self._is_at_rest(session):
@@ -167,7 +167,7 @@ class HandOvers:
         if not look():
             self._polled.append(look)
 
-    def _carry(self, each: HandOver) -> None:
+    def _send(self, each: HandOver) -> None:
         """Send the file of a session."""
         disk = self._loop.disk
         assert disk is not None, "a file was written"
@@ -179,12 +179,12 @@ class HandOvers:
             log.warning("session %s is moved without its memory: %s", each.session.id, error)
             self._give(each)
             return
-        carried = self._carrier.carry(each.home.address, each.session.id, header, descriptor, snapshot.bytes)
+        sent = self._sender.send(each.home.address, each.session.id, header, descriptor, snapshot.bytes)
 
         def look() -> bool:
-            if not carried.done():
+            if not sent.done():
                 return False
-            error = carried.exception()
+            error = sent.exception()
             if error is not None:
                 log.warning("session %s is moved without its memory: %s", each.session.id, error)
             else:
@@ -242,7 +242,7 @@ class HandOvers:
             self._refuse(each.reply, UnknownEngine(f"engine {each.home.name} takes no sessions any more"))
             return
         self._loop.dispatcher.part_with([name], self._loop.now())
-        told = self._carrier.tell(each.home.address, name)
+        told = self._sender.tell(each.home.address, name)
 
         def look() -> bool:
             if not told.done():

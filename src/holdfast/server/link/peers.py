@@ -21,7 +21,7 @@ import select
 import socket
 import ssl
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -43,7 +43,7 @@ GREETING_SECONDS = 5.0
 """Time for the handshake and the greeting."""
 
 STRANGERS_MAX = 32
-"""Connections that have not greeted yet; more are closed at once."""
+"""Connections that have not greeted yet; a new one takes the place of an older one (`_make_room`)."""
 
 UNSENT_MAX = 64 << 20
 """Bytes that wait for a member; one that falls further behind is dropped."""
@@ -52,6 +52,10 @@ GREETING_MAX = 4096
 """The longest first frame."""
 
 ACCEPTED_AT_ONCE = 8
+"""Connections that are accepted between two reads.
+
+A handshake and a greeting take three reads where the network is faster than a step, so an API process is
+heard before `STRANGERS_MAX` others have come."""
 
 NEW = (wire.StartTurn, wire.OpenSession, wire.Fork, wire.Stage)
 """Commands that begin something: an engine that drains declines them."""
@@ -113,6 +117,11 @@ class Peer:
         """Files that it has announced."""
         self.untold: Iterator[wire.Elsewhere] | None = None
         """Sessions that it is still to be told of."""
+
+    @property
+    def host(self) -> str:
+        """The address without the port."""
+        return self.address.rpartition(":")[0]
 
     def note(self, command: wire.Command) -> None:
         """Remember what has to be ended with this peer."""
@@ -231,14 +240,24 @@ class Peers:
                 return
             shown = f"{address[0]}:{address[1]}"
             if len(self._strangers) >= STRANGERS_MAX:
-                self._refusals.tell(f"{shown}: {STRANGERS_MAX} connections have not greeted yet")
-                connected.close()
-                continue
+                self._make_room()
             set_timeouts(connected, self._silence_seconds)
             peer = Peer(SecureSocket(connected, self._context), shown)
             peer.secure.frames.longest = GREETING_MAX
             self._strangers[connected.fileno()] = self._by_descriptor[connected.fileno()] = peer
             self._poll.register(connected, select.POLLIN)
+
+    def _make_room(self) -> None:
+        """Drop a stranger, so that silent connections never keep an API process out.
+
+        Those without the key go first, and of these the oldest of the address that has most.
+        """
+        waiting = list(self._strangers.values())
+        waiting = [peer for peer in waiting if not peer.secure.shaken] or waiting
+        crowds = Counter(peer.host for peer in waiting)
+        most = max(crowds.values())
+        oldest = next(peer for peer in waiting if crowds[peer.host] == most)
+        self._drop(oldest, f"{STRANGERS_MAX} connections have not greeted yet, and a new one has come")
 
     def _read(self, peer: Peer) -> None:
         """Hear the frames that have come: up to one that is refused, or to the end of the connection."""

@@ -11,10 +11,9 @@ from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
 from holdfast.server.link import wire
+from holdfast.server.link.loads import fullest_pool
 
 __all__ = ["Candidate", "room", "roomiest"]
-
-EVICTABLE = ("FREE", "TREE")
 
 
 class Candidate(Protocol):
@@ -36,17 +35,11 @@ C = TypeVar("C", bound=Candidate)
 
 def room(pulse: wire.Pulse, placed: int) -> float:
     """Units that an engine has room for in the fullest of its device pools."""
-    sizes: dict[str, int] = {}
-    spare: dict[str, int] = {}
-    for component, tier, kind, units in pulse.holders:
-        if tier == "device":
-            sizes[component] = sizes.get(component, 0) + units
-            spare[component] = spare.get(component, 0) + (units if kind in EVICTABLE else 0)
-    if not any(sizes.values()):
+    pool = fullest_pool(pulse)
+    if not pool.units:
         return 0.0
-    fullest = min((name for name in sizes if sizes[name]), key=lambda name: spare[name] / sizes[name])
-    each = max(1.0, (sizes[fullest] - spare[fullest]) / max(1, pulse.sessions + pulse.running))
-    return spare[fullest] - placed * each
+    each = max(1.0, (pool.units - pool.free) / max(1, pulse.sessions + pulse.running))
+    return pool.free - placed * each
 
 
 def roomiest(engines: Iterable[C]) -> C | None:

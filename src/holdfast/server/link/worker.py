@@ -311,7 +311,7 @@ def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
         dtype=str(model.dtype).removeprefix("torch."),
         defaults={name: getattr(defaults, name) for name in CHECKPOINT_FIELDS},
         eos_tokens=list(setup.end_tokens),
-        plan=[*setup.memory_plan.lines(), *graph_lines(loop)],
+        plan=[*setup.memory_plan.lines(), *graph_lines(loop), *rank_lines(loop)],
         fingerprint=f"hf-{zlib.crc32(computed.encode()):08x}",
         constrains=setup.grammars.available,
         calls=setup.formats.calls,
@@ -326,6 +326,12 @@ def graph_lines(loop: EngineLoop) -> list[str]:
         rest = "; the others follow while it serves" if graphs.remaining else ""
         return [f"{graphs.captured} of {graphs.total} CUDA graphs captured{rest}"]
     return ["no CUDA graphs: fast-start"] if loop.setup.model.device.type == "cuda" else []
+
+
+def rank_lines(loop: EngineLoop) -> list[str]:
+    """What is to be said of tensor parallelism at the start."""
+    ranks = loop.setup.options.tensor_parallel
+    return [f"divided over {ranks} processes; pools are those of each"] if ranks > 1 else []
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> wire.Vocabulary:
@@ -397,6 +403,7 @@ def main(path: str, parent: int, errors: TextIO = sys.stderr) -> int:
             lambda done, total: socket.send(wire.encode(wire.Progress("spill", done, total))),
             lambda: told_to_hurry(socket),
         )
+        loop.end_ranks()
         return 0
     finally:
         socket.close(FLUSH_SECONDS)

@@ -1,10 +1,12 @@
 // Who may hold memory, and how the page says it.
 
-export const KINDS = ["free", "tree", "turn", "session", "checkpoint", "retiring", "transit", "quarantine"];
+export const KINDS = ["free", "tree", "turn", "session", "checkpoint", "retiring", "transit", "quarantine",
+  "copy"];
 
 export const SAYS = {
   free: "free", tree: "shared prefixes", turn: "turns in flight", session: "sessions", checkpoint: "checkpoints",
   retiring: "being freed", transit: "on the move", quarantine: "quarantined",
+  copy: "copies on the host",
 };
 
 // What a session that listens has heard of its next turn.

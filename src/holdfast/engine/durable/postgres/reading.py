@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from holdfast.engine.durable.journal_reading import describe, read_result, valid_turn
-from holdfast.engine.durable.journal_tables import description_checksum, row_checksum
+from holdfast.engine.durable.journal_tables import row_checksum
 from holdfast.engine.durable.places import shown
 from holdfast.engine.durable.postgres.changes import About, Known
 from holdfast.engine.durable.postgres.link import Connection, connect, in_words
@@ -143,7 +143,7 @@ def _revive(connection: Connection, rows: Sequence[_SessionRow]) -> Iterator[Rev
     }
     for row in rows:
         about = About(*row[2:9])
-        stored = describe(row.id, *about, valid=description_checksum(row.id, *about) == row.about_sum)
+        stored = describe(row.id, about, row.about_sum)
         known = Known(row.tenant, row.origin, about, row.epoch, row.commits)
         if row_checksum(row.id, row.tenant, row.origin) == row.tenant_sum:
             stored.tenant = row.tenant

@@ -6,7 +6,7 @@ they were stored, and the engine gives the sessions up. A batch whose answer was
 the life's row has the number of the last batch, so a repeat is recognised. What answers mean is decided by
 `cluster.owner`.
 
-A server that is alone takes over the sessions of earlier lives of its name at its start (`eager`). A member
+A server that is alone takes over the sessions of earlier lives of its name at its start. A member
 of a cluster claims sessions one by one (`claim`, `take_over`), hands them over (`hand_over`) and drains
 (`drain`). If it is declared dead by mistake it begins another life, without the sessions that it had.
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
@@ -28,11 +28,12 @@ import psycopg
 
 from holdfast.cluster.lives import ALIVE, RENEW_SECONDS
 from holdfast.cluster.owner import Owner
+from holdfast.engine.durable.membership import Membership
 from holdfast.engine.durable.postgres import owners
 from holdfast.engine.durable.postgres.changes import Batch, Builder, Content, Known
 from holdfast.engine.durable.postgres.commit import COMMIT, parameters
 from holdfast.engine.durable.postgres.compaction import Compaction
-from holdfast.engine.durable.postgres.link import Connection, Link, Unreachable, in_words, name_of
+from holdfast.engine.durable.postgres.link import Connection, Link, Unreachable, in_words, name_of, named
 from holdfast.engine.durable.postgres.lives import (
     begin_life,
     bury_life,
@@ -81,9 +82,6 @@ SAME_NAME_TRIES = 8
 """How often a batch is sent again because another server opened a session of the same name meanwhile."""
 
 
-Clock = Callable[[], float]
-
-
 class PostgresJournal:
     """A journal that is open for writing."""
 
@@ -94,27 +92,23 @@ class PostgresJournal:
         vocabulary: str,
         probe: Probe | None = None,
         lock_timeout: float = 0.0,
-        clock: Clock = time.monotonic,
-        eager: bool = True,
-        tenant_sessions: int | None = None,
-        address: str = "",
+        member: Membership | None = None,
     ) -> None:
         """Open or create; `vocabulary` identifies what the tokens mean, and must match the database's.
 
-        `lock_timeout` is how many seconds to wait for another server of the same name; `eager` says that
-        sessions of earlier lives of this name are claimed now. `tenant_sessions` is how many sessions a
-        tenant may have over all servers; `address` is where other processes reach this one.
+        `lock_timeout` is how many seconds to wait for another server of the same name. Without a `member` the
+        server is alone, and the sessions of earlier lives of its name are claimed now.
         """
+        if member is not None:
+            url = named(url, member.name)
         self.durability: Durability = durability
         self.fault: str | None = None
         self._owner: Owner[Known] = Owner(0)
         self._name = name_of(url)
-        self._address = address
-        self._rejoins = not eager
+        self._member = member
         self.identity = ""
         """What tells this journal from others: a random number in its tables."""
-        self._limit = tenant_sessions
-        self._clock = clock
+        self._limit = None if member is None else member.tenant_sessions
         self._probe = probe if probe is not None else no_probe
         self._link = Link(url, durability)
         self._pending: list[Record] = []
@@ -122,12 +116,12 @@ class PostgresJournal:
         self._serial = 0
         self._damaged = False
         self._compaction = Compaction()
-        self._renewed = clock()
+        self._renewed = time.monotonic()
         try:
             self._begin(vocabulary)
-            life = begin_life(self._link.open(), self._name, self.place, lock_timeout, address)
+            life = self._begin_life(self._link.open(), lock_timeout)
             self._owner = Owner(life)
-            if eager:
+            if member is None:
                 claim_sessions(self._link.open(), self._name, life)
             forget_lives(self._link.open())
         except psycopg.Error as error:
@@ -156,6 +150,10 @@ class PostgresJournal:
                 "with, or name another database"
             )
 
+    def _begin_life(self, connection: Connection, lock_timeout: float) -> int:
+        address = "" if self._member is None else self._member.address
+        return begin_life(connection, self._name, self.place, lock_timeout, address)
+
     @property
     def life(self) -> int:
         """The number of this run among all lives of the database."""
@@ -169,7 +167,7 @@ class PostgresJournal:
     @property
     def owning(self) -> OwningStore | None:
         """This store, for a member of a cluster; a server that is alone claims nothing after its start."""
-        return self if self._rejoins else None
+        return None if self._member is None else self
 
     def __enter__(self) -> PostgresJournal:
         return self
@@ -333,7 +331,7 @@ class PostgresJournal:
             raise psycopg.OperationalError("the commit was not replicated in time")
         self._link.worked()
         self._compaction.add(batch.loose)
-        self._renewed = self._clock()
+        self._renewed = time.monotonic()
         self._owner.settle(batch.number, batch.sessions, accepted)
 
     def _execute(self, connection: Connection, batch: Batch) -> set[str] | None:
@@ -492,8 +490,8 @@ class PostgresJournal:
 
     def keep_alive(self) -> float | None:
         """Renew the lease, if it is time."""
-        left = self._renewed + RENEW_SECONDS - self._clock()
-        if self._owner.over and not self._rejoins:
+        left = self._renewed + RENEW_SECONDS - time.monotonic()
+        if self._owner.over and self._member is None:
             return None
         if left > 0:
             return left
@@ -514,14 +512,14 @@ class PostgresJournal:
             log.warning("the lease of the journal could not be renewed: %s", in_words(error))
         except JournalInUse as error:
             self.fault = str(error)
-        self._renewed = self._clock()
+        self._renewed = time.monotonic()
         return RENEW_SECONDS
 
     def _begin_again(self) -> None:
         """Begin another life, once nothing of the one before waits. Its sessions are given up by then."""
         if self.pending:
             return
-        life = begin_life(self._link.use(), self._name, self.place, 0.0, self._address)
+        life = self._begin_life(self._link.use(), 0.0)
         refused = self._owner.take_refused()
         self._owner = Owner(life)
         self._owner.refuse(refused)

@@ -21,6 +21,19 @@ struct Piece {
     int part, room, line, head;         // which of those it is; where the first one's results go; its line
 };
 
+// The piece of that number among those of all lines and heads; one without tokens after the last.
+__device__ __forceinline__ Piece piece_of(const int4* listed, int which, int lines) {
+    Piece piece;
+    piece.tokens = 0;
+    if (which < lines * KV_HEADS) {
+        const int line = which / KV_HEADS;
+        const int4 low = listed[3 * line], middle = listed[3 * line + 1], high = listed[3 * line + 2];
+        piece = {low.x, low.y, low.z, low.w, middle.x, middle.y, middle.z, middle.w,
+                 high.x, high.y, line, which % KV_HEADS};
+    }
+    return piece;
+}
+
 __device__ __forceinline__ void meet(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

@@ -229,14 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
         // Those who multiply read the line once the piece's first block, or the end, is announced. It is written over
         // KNOWN pieces later: each of those has a block, the ring has STAGES, so that all warps have read it by then.
         auto take = [&](int which, int at) {
-            Piece piece;
-            piece.tokens = 0;
-            if (which < lines * KV_HEADS) {
-                const int line = which / KV_HEADS;
-                const int4 low = listed[3 * line], middle = listed[3 * line + 1], high = listed[3 * line + 2];
-                piece = {low.x, low.y, low.z, low.w, middle.x, middle.y, middle.z, middle.w,
-                         high.x, high.y, line, which % KV_HEADS};
-            }
+            const Piece piece = piece_of(listed, which, lines);
             known[at % KNOWN] = piece;
             return piece;
         };

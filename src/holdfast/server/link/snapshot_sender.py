@@ -1,4 +1,4 @@
-"""Carries sessions' memory to other engines: a thread with a link to each, as an API process has one.
+"""Sends sessions' memory to other engines: a thread with a link to each, as an API process has one.
 
     Greeting --> Welcome, Pulse     which engine it is, and how much room it has
     Stage --> Done                  a snapshot file is announced; Declined if the engine cannot use it
@@ -31,7 +31,7 @@ from holdfast.server.link.addresses import split_address
 from holdfast.server.link.frames import framed
 from holdfast.server.link.secure_socket import BoundedFrames, set_timeouts
 
-__all__ = ["Carrier", "CarryFailed"]
+__all__ = ["SendFailed", "SnapshotSender"]
 
 log = logging.getLogger("holdfast.engine")
 
@@ -42,7 +42,7 @@ SECONDS = 10.0
 Answer = TypeVar("Answer")
 
 
-class CarryFailed(RuntimeError):
+class SendFailed(RuntimeError):
     """The other engine was not reached, or declined; the message says why."""
 
 
@@ -62,14 +62,20 @@ class EngineLink:
         except BaseException:
             plain.close()
             raise
+        try:
+            self._greet(model, address)
+        except BaseException:
+            self.close()
+            raise
+
+    def _greet(self, model: str, address: str) -> None:
+        """Say who asks, and wait for the first heartbeat."""
         self.post(
             wire.Greeting(wire.PROTOCOL, secrets.token_hex(16), self._prefix, model, address, engine=True)
         )
         welcome = self._hear()
         if not isinstance(welcome, wire.Welcome):
-            said = welcome.message if isinstance(welcome, wire.Unable) else "it did not say who it is"
-            raise CarryFailed(said)
-        self.name = welcome.engine
+            raise SendFailed(welcome.message if isinstance(welcome, wire.Unable) else "it sent no welcome")
         while self.pulse is None:
             self._hear()
 
@@ -88,13 +94,13 @@ class EngineLink:
             if isinstance(report, wire.Done) and report.call == call:
                 return report
             if isinstance(report, wire.Declined) and report.call == call:
-                raise CarryFailed(report.message)
+                raise SendFailed(report.message)
 
     def _hear(self) -> wire.Report:
         while (frame := self._frames.take()) is None:
             data = self._socket.recv(1 << 16)
             if not data:
-                raise CarryFailed("the other engine closed the link")
+                raise SendFailed("the other engine closed the link")
             self._frames.feed(data)
         report = wire.decode_report(frame)
         if isinstance(report, wire.Pulse):
@@ -107,7 +113,7 @@ class EngineLink:
             self._socket.close()
 
 
-class Carrier:
+class SnapshotSender:
     """The links of one engine to others, and the thread that uses them."""
 
     def __init__(self, context: ssl.SSLContext, model: str) -> None:
@@ -126,7 +132,7 @@ class Carrier:
         """Ask an engine how much room it has."""
         return self._submit(lambda: self._link(address, fresh=True).pulse)
 
-    def carry(self, address: str, session: str, header: Header, descriptor: int, size: int) -> Future[bool]:
+    def send(self, address: str, session: str, header: Header, descriptor: int, size: int) -> Future[bool]:
         """Send a file, whose descriptor is closed afterwards."""
 
         def send() -> bool:
@@ -143,7 +149,7 @@ class Carrier:
         def told() -> bool:
             try:
                 return self._tell(self._link(address), session)
-            except (OSError, CarryFailed):  # The other engine drops links that are silent.
+            except (OSError, SendFailed):  # The other engine drops links that are silent.
                 return self._tell(self._link(address, fresh=True), session)
 
         return self._submit(told)
@@ -172,7 +178,7 @@ class Carrier:
             os.eventfd_write(self.descriptor, 1)
 
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="holdfast-carrier", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="holdfast-sender", daemon=True)
             self._thread.start()
         self._jobs.put(work)
         return future
@@ -214,7 +220,7 @@ class Carrier:
             while done < size:
                 portion = os.pread(descriptor, min(PORTION_BYTES, size - done), done)
                 if not portion:
-                    raise CarryFailed("the file is shorter than it was")
+                    raise SendFailed("the file is shorter than it was")
                 last = link.number()
                 link.post(wire.Portion(last, call, portion))
                 done += len(portion)

@@ -1,0 +1,79 @@
+"""Sessions' memory on several ranks: one file holds the parts of all of them.
+
+Rank 0 writes and reads the files. A rank copies its units to the host and sends them, or receives them and
+copies them in. A file's header names the number of ranks with the layout of a rank's memory: one that was
+written by another number of ranks does not match, and its session is computed again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from holdfast.core.session import Session
+from holdfast.engine.ranks import messages
+from holdfast.engine.ranks.crew import Crew
+from holdfast.engine.ranks.group import RankGroup
+from holdfast.engine.ranks.messages import Kind
+from holdfast.engine.tiers.session_memory import SessionMemory
+from holdfast.models.memory import Memory
+
+__all__ = ["RankedMemory", "receive_part", "send_part"]
+
+PIECE_BYTES = 256 << 20
+"""Bytes that are sent at a time."""
+
+
+def send_part(group: RankGroup, tensor: Tensor, rank: int) -> None:
+    """Send a tensor in main memory to a rank."""
+    for piece in _bytes(tensor.contiguous()).split(PIECE_BYTES):
+        group.send(piece, rank)
+
+
+def receive_part(group: RankGroup, tensor: Tensor, rank: int) -> None:
+    """Overwrite a contiguous tensor in main memory with one that a rank sends."""
+    for piece in _bytes(tensor).split(PIECE_BYTES):
+        group.receive(piece, rank)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+class RankedMemory(SessionMemory):
+    """The memory of sessions on all ranks; tensors of other ranks have their number in front."""
+
+    __slots__ = ("_crew",)
+
+    def __init__(self, device: Memory, host: Memory | None, crew: Crew) -> None:
+        super().__init__(device, host)
+        self._crew = crew
+
+    def size(self, session: Session) -> int:
+        """How many bytes a session's tensors have on all ranks."""
+        return super().size(session) * self._crew.group.ranks.size
+
+    def gather(self, session: Session) -> dict[str, Tensor]:
+        """Copies of all units of a session, of every rank."""
+        crew, units = self._crew, self.units(session)
+        crew.begin(Kind.GATHER, messages.write_units(units))
+        mine = self.gather_units(units)
+        every = dict(mine)
+        for rank in range(1, crew.group.ranks.size):
+            for name, tensor in mine.items():
+                every[f"{rank}.{name}"] = torch.empty_like(tensor)
+                receive_part(crew.group, every[f"{rank}.{name}"], rank)
+        crew.done()
+        return every
+
+    def scatter(self, session: Session, tensors: dict[str, Tensor]) -> None:
+        """Copy a file's tensors into the units of a session, on every rank."""
+        crew = self._crew
+        for name, units in self.homes(session).items():
+            for rank in range(1, crew.group.ranks.size):
+                crew.begin(Kind.SCATTER, [rank, *messages.write_copy(name, units, [])])
+                for own in self.rows(name, 0):
+                    content = tensors[f"{rank}.{own}"]
+                    send_part(crew.group, content[len(content) - len(units) :], rank)
+                crew.done()
+            self.scatter_units(name, units, tensors)
