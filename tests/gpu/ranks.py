@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import torch
@@ -32,6 +32,8 @@ from holdfast.models.ranks import Ranks
 from tests.gpu.tokens import conversation
 
 GPU = torch.device("cuda", 0)
+MEETINGS = TemporaryDirectory()
+"""Where ranks meet: NCCL's threads look into it as long as a group exists."""
 SIZES: dict[str, Any] = {
     "page_size": 16,
     "kv_tokens": 2048,
@@ -76,13 +78,12 @@ def one_rank(path: Path, dtype: str, *, ranked: bool, **options: Any) -> EngineL
     if not ranked:
         return open_loop(open_model(path, "cuda", dtype, dummy=dtype != "float32"), True, **options)
     checkpoint = open_checkpoint(path)
-    with TemporaryDirectory() as folder:
-        group = join(Path(folder) / "meeting", Ranks(0, 1), 60.0, GPU)
-        format_ = "auto" if dtype == "float32" else "dummy"
-        placement = choose_placement(checkpoint, GPU, dtype)
-        model = load_model(checkpoint, placement, load_format=format_, group=group)  # type: ignore[arg-type]
-        loop = open_loop(model, False, **options)
-        capture_graphs(loop)
+    group = join(Path(mkdtemp(dir=MEETINGS.name)) / "meeting", Ranks(0, 1), 60.0, GPU)
+    format_ = "auto" if dtype == "float32" else "dummy"
+    placement = choose_placement(checkpoint, GPU, dtype)
+    model = load_model(checkpoint, placement, load_format=format_, group=group)  # type: ignore[arg-type]
+    loop = open_loop(model, False, **options)
+    capture_graphs(loop)
     return loop
 
 

@@ -163,6 +163,8 @@ class Crew:
         self._reap()
 
     def _reap(self) -> None:
+        if self._group is not None:
+            self._group.close()
         self._folder.cleanup()
         for channel in self._channels:
             channel.close()

@@ -42,6 +42,8 @@ class _Backend(Protocol):
 
     def recv(self, tensors: Sequence[Tensor], rank: int, tag: int) -> _Work: ...
 
+    def abort(self) -> None: ...
+
 
 class RankGroup:
     """One rank's end of a group. A rank that has died, or does not answer in time, is a RuntimeError.
@@ -57,6 +59,7 @@ class RankGroup:
     ) -> None:
         self._ranks = ranks
         self._host = gloo
+        self._nccl = nccl
         self._group = gloo if nccl is None else nccl
         self._staged = nccl is None
 
@@ -92,6 +95,11 @@ class RankGroup:
     def receive(self, x: Tensor, rank: int) -> None:
         """Overwrite a contiguous tensor in main memory with one that a rank sends."""
         self._host.recv([x], rank, 0).wait()
+
+    def close(self) -> None:
+        """No more calls follow. NCCL's threads end, which look into the file in which ranks met."""
+        if self._nccl is not None:
+            self._nccl.abort()
 
     def _staged_out(self, x: Tensor) -> Tensor:
         return x.cpu() if self._staged and x.is_cuda else x.contiguous()
