@@ -88,7 +88,7 @@ def build_loop(
     )
     disk: DiskTier | None = None
     if snapshots is not None and isinstance(executor, Executor):
-        memory = SessionMemory(executor.memory, executor.host)
+        memory = SessionMemory(executor.memory, executor.host, executor.host_tier.copier)
         disk = DiskTier(snapshots, options.snapshot_seconds, scheduler, memory, session_log, clock)
     recover_sessions(scheduler, session_log, disk, clock())
 
