@@ -16,7 +16,7 @@ from holdfast.core.layout import Tier
 from holdfast.core.session import Session as CoreSession
 from holdfast.core.tokens import TokenLog
 from holdfast.engine.engine import Engine, Session
-from holdfast.engine.tiers import back_off, background, session_memory
+from holdfast.engine.tiers import back_off, background, portions
 from holdfast.engine.tiers.back_off import Cause
 from holdfast.engine.tiers.disk import DiskTier
 from holdfast.engine.tiers.files import Header, SnapshotFiles
@@ -184,17 +184,17 @@ def talked(make: Make, folder: Path, turns: int) -> tuple[Engine, Session]:
     return engine, session
 
 
-def fails_once(monkeypatch: pytest.MonkeyPatch, name: str) -> list[object]:
-    """Let the device have no room when a function of the disk tier is called first; its calls."""
-    real, calls = getattr(session_memory, name), []
+def fails_once(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Let the device have no room when the disk tier copies units first; the copies."""
+    real, calls = portions.Transfer._copy, []
 
-    def fails(*arguments: object) -> object:
-        calls.append(arguments)
+    def fails(transfer: portions.Transfer, piece: portions.Piece) -> None:
+        calls.append(piece)
         if len(calls) == 1:
             raise torch.OutOfMemoryError("out of memory")
-        return real(*arguments)
+        real(transfer, piece)
 
-    monkeypatch.setattr(session_memory, name, fails)
+    monkeypatch.setattr(portions.Transfer, "_copy", fails)
     return calls
 
 
@@ -205,7 +205,7 @@ def test_no_room_for_a_copy_leaves_a_session_where_it_is(
     expected = make.once(conversation)[:3]
     engine, session = talked(make, tmp_path, 2)
     run(engine)
-    calls = fails_once(monkeypatch, "copy_out")
+    calls = fails_once(monkeypatch)
     with caplog.at_level(logging.WARNING, "holdfast.disk"):
         if asked == "by hand":
             assert direct(engine.loop, "spill", "s", Tier.DISK)
@@ -223,7 +223,7 @@ def test_no_room_to_put_a_file_back_costs_computing_it_again(
     expected = make.once(conversation)[:4]
     engine, session = talked(make, tmp_path, 2)
     to_disk(engine)
-    calls = fails_once(monkeypatch, "copy_in")
+    calls = fails_once(monkeypatch)
     with caplog.at_level(logging.WARNING, "holdfast.disk"):
         turn = session.say(said(2), greedy(9))
         assert turn.token_ids == expected[2]
@@ -243,16 +243,7 @@ def test_a_session_is_copied_a_few_units_at_a_time(
     engine = make_any(**options(tmp_path, page_size=4))
     memory = engine.loop.executor.memory
     sizes = {storage[0].nbytes for name in ("full", "window", "state") for storage in memory.storage(name)}
-    monkeypatch.setattr(session_memory, "PORTION_BYTES", units * min(sizes))
-    copied: list[int] = []
-    portions = session_memory.portions
-
-    def noted(storage: torch.Tensor, asked: list[int]) -> Iterator[tuple[slice, torch.Tensor]]:
-        for places, index in portions(storage, asked):
-            copied.append(len(index))
-            yield places, index
-
-    monkeypatch.setattr(session_memory, "portions", noted)
+    copied = in_portions(monkeypatch, units * min(sizes))
     session = engine.session(id="s")
     assert talk(session, range(3)) == expected[:3]
     run(engine)
@@ -260,6 +251,85 @@ def test_a_session_is_copied_a_few_units_at_a_time(
     turn = session.say(said(3), greedy(9))
     assert turn.token_ids == expected[3] and turn.usage.cached_tokens > 60
     assert 0 < max(copied) <= units and len(copied) > 4
+
+
+def in_portions(monkeypatch: pytest.MonkeyPatch, size: int) -> list[int]:
+    """Let the disk tier copy that many bytes between two steps; the units of each copy."""
+    copied: list[int] = []
+    real = portions.Transfer._copy
+
+    def noted(transfer: portions.Transfer, piece: portions.Piece) -> None:
+        copied.append(len(piece.units))
+        real(transfer, piece)
+
+    monkeypatch.setattr(portions, "PORTION_BYTES", size)
+    monkeypatch.setattr(portions, "RETURN_BYTES", size)
+    monkeypatch.setattr(portions.Transfer, "_copy", noted)
+    return copied
+
+
+def test_answers_go_on_between_the_portions(
+    make_any: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = talk(make_any().session(), range(4))
+    engine = make_any(**options(tmp_path, page_size=4))
+    session, other = engine.session(id="s"), engine.session(id="other")
+    assert talk(session, range(3)) == expected[:3]
+    run(engine)
+    copied = in_portions(monkeypatch, 1)
+    assert direct(engine.loop, "spill", "s", Tier.DISK)
+    engine.drive()
+    assert len(copied) == 1 and state(engine) == "SPILLING", "one unit a step"
+    assert talk(other, range(1)) == expected[:1]
+    assert 1 < len(copied) <= 1 + 9 + 9
+    run(engine)
+    assert state(engine) == "SPILLED" and len(files(tmp_path)) == 1
+    gathered = len(copied)
+    turn = session.say(said(3), greedy(9))
+    talk(other, range(1, 2))
+    assert turn.token_ids == expected[3] and turn.usage.cached_tokens > 60
+    assert len(copied) > gathered
+
+
+@pytest.mark.parametrize("what", ["turn", "close"])
+def test_a_session_that_goes_on_is_not_written(
+    make_any: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    expected = talk(make_any().session(), range(4))
+    engine = make_any(**options(tmp_path, page_size=4))
+    session = engine.session(id="s")
+    assert talk(session, range(3)) == expected[:3]
+    run(engine)
+    copied = in_portions(monkeypatch, 1)
+    assert direct(engine.loop, "spill", "s", Tier.DISK)
+    engine.drive()
+    assert len(copied) == 1 and disk_of(engine).writer.gathering
+    if what == "turn":
+        costs_only_itself(session, 3, expected[3])
+    else:
+        session.close()
+    run(engine)
+    assert not disk_of(engine).writer.gathering and not disk_of(engine).writer.writing
+    assert files(tmp_path) == [] and disk_of(engine).store.used == 0
+
+
+def test_a_session_that_is_closed_on_its_way_back_is_copied_no_further(
+    make_any: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_any(**options(tmp_path, page_size=4))
+    session = engine.session(id="s")
+    talk(session, range(3))
+    to_disk(engine)
+    copied = in_portions(monkeypatch, 1)
+    assert direct(engine.loop, "restore", "s")
+    for _ in range(200):
+        if not copied:
+            engine.drive()
+    assert state(engine) == "RESTORING" and len(copied) >= 1
+    done = len(copied)
+    session.close()
+    run(engine)
+    assert len(copied) == done and not disk_of(engine).busy
 
 
 # --- no room on the disk ---

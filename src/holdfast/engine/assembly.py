@@ -100,9 +100,9 @@ def build_loop(
     )
     disk: DiskTier | None = None
     if snapshots is not None and isinstance(executor, Executor):
-        memory = SessionMemory(executor.memory, executor.host)
+        memory = SessionMemory(executor.memory, executor.host, executor.host_tier.copier)
         if crew is not None:
-            memory = RankedMemory(executor.memory, executor.host, crew)
+            memory = RankedMemory(executor.memory, executor.host, executor.host_tier.copier, crew)
         disk = DiskTier(snapshots, options.snapshot_seconds, scheduler, memory, session_log, clock)
     recover_sessions(scheduler, session_log, disk, clock())
 

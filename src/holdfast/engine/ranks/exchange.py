@@ -11,11 +11,15 @@ import torch
 from torch import Tensor
 
 from holdfast.core.session import Session
+from holdfast.core.tiers import whole_units
 from holdfast.engine.ranks import messages
 from holdfast.engine.ranks.crew import Crew
 from holdfast.engine.ranks.group import RankGroup
 from holdfast.engine.ranks.messages import Kind
-from holdfast.engine.tiers.session_memory import SessionMemory
+from holdfast.engine.ranks.units import GatheredUnits, RankUnits
+from holdfast.engine.tiers.host import Copier
+from holdfast.engine.tiers.portions import Transfer
+from holdfast.engine.tiers.session_memory import Gathering, SessionMemory
 from holdfast.models.memory import Memory
 
 __all__ = ["RankedMemory", "receive_part", "send_part"]
@@ -41,39 +45,55 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 class RankedMemory(SessionMemory):
-    """The memory of sessions on all ranks; tensors of other ranks have their number in front."""
+    """The memory of sessions on all ranks; tensors of other ranks have their number in front.
 
-    __slots__ = ("_crew",)
+    The ranks copy and send a session at once, so a transfer has nothing left to copy.
+    """
 
-    def __init__(self, device: Memory, host: Memory | None, crew: Crew) -> None:
-        super().__init__(device, host)
+    __slots__ = ("_crew", "_units")
+
+    def __init__(self, device: Memory, host: Memory | None, copier: Copier, crew: Crew) -> None:
+        super().__init__(device, host, copier)
         self._crew = crew
+        self._units = RankUnits(device, host)
 
     def size(self, session: Session) -> int:
         """How many bytes a session's tensors have on all ranks."""
         return super().size(session) * self._crew.group.ranks.size
 
-    def gather(self, session: Session) -> dict[str, Tensor]:
+    def gather(self, session: Session) -> Gathering:
         """Copies of all units of a session, of every rank."""
-        crew, units = self._crew, self.units(session)
-        crew.begin(Kind.GATHER, messages.write_units(units))
-        mine = self.gather_units(units)
+        crew, units = self._crew, whole_units(session.sequence, session.parcel)
+        on_host = self._memory_of(session) is not self._device
+        found = []
+        for component, (leased, own) in units.items():
+            name = component.name.lower()
+            self._device.settle(name, leased)
+            if not on_host:
+                self._device.settle(name, own)
+            found.append(GatheredUnits(name, on_host, leased, own))
+        crew.begin(Kind.GATHER, messages.write_units(found))
+        mine = self._units.gather(found)
         every = dict(mine)
         for rank in range(1, crew.group.ranks.size):
             for name, tensor in mine.items():
                 every[f"{rank}.{name}"] = torch.empty_like(tensor)
                 receive_part(crew.group, every[f"{rank}.{name}"], rank)
         crew.done()
-        return every
+        return Gathering(units, every, Transfer(iter(()), self._copier, outward=True))
 
-    def scatter(self, session: Session, tensors: dict[str, Tensor]) -> None:
+    def scatter(self, session: Session, tensors: dict[str, Tensor]) -> Transfer:
         """Copy a file's tensors into the units of a session, on every rank."""
+        assert session.parcel is not None
         crew = self._crew
-        for name, units in self.homes(session).items():
+        for component, hold in session.parcel.home.items():
+            name, units = component.name.lower(), list(hold.units)
+            self._device.overwritten(name, units)
             for rank in range(1, crew.group.ranks.size):
                 crew.begin(Kind.SCATTER, [rank, *messages.write_copy(name, units, [])])
-                for own in self.rows(name, 0):
+                for own in self._units.rows(name, 0):
                     content = tensors[f"{rank}.{own}"]
                     send_part(crew.group, content[len(content) - len(units) :], rank)
                 crew.done()
-            self.scatter_units(name, units, tensors)
+            self._units.scatter(name, units, tensors)
+        return Transfer(iter(()), self._copier, outward=False)

@@ -32,12 +32,12 @@ from holdfast.engine.ranks import messages
 from holdfast.engine.ranks.exchange import receive_part, send_part
 from holdfast.engine.ranks.group import RankGroup, join
 from holdfast.engine.ranks.messages import Channel, Digest, Frame, Kind, RankEnded, encode
+from holdfast.engine.ranks.units import RankUnits
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.step.flight import Forwarded
 from holdfast.engine.step.inputs import Shape
 from holdfast.engine.step.profiling import measure_step
 from holdfast.engine.text.stream import TurnStream
-from holdfast.engine.tiers.session_memory import SessionMemory
 from holdfast.kernels import KernelSettings
 from holdfast.kernels import configure as configure_kernels
 from holdfast.kernels.cpu.library import match_threads
@@ -57,7 +57,7 @@ class Follower:
     def __init__(self, executor: Executor, group: RankGroup) -> None:
         self._executor = executor
         self._group = group
-        self._memory = SessionMemory(executor.memory, executor.host)
+        self._units = RankUnits(executor.memory, executor.host)
         self._last: Forwarded | None = None
         self._acts: dict[Kind, Callable[[Frame], None]] = {
             Kind.STEP: self._step,
@@ -119,7 +119,7 @@ class Follower:
         )
 
     def _gather(self, frame: Frame) -> None:
-        for tensor in self._memory.gather_units(messages.read_units(frame.numbers)).values():
+        for tensor in self._units.gather(messages.read_units(frame.numbers)).values():
             send_part(self._group, tensor, 0)
 
     def _scatter(self, frame: Frame) -> None:
@@ -127,10 +127,10 @@ class Follower:
         if rank != self._group.ranks.rank:
             return
         name, units, _ = messages.read_copy(numbers)
-        tensors: dict[str, Tensor] = self._memory.rows(name, len(units))
+        tensors: dict[str, Tensor] = self._units.rows(name, len(units))
         for tensor in tensors.values():
             receive_part(self._group, tensor, 0)
-        self._memory.scatter_units(name, units, tensors)
+        self._units.scatter(name, units, tensors)
 
 
 def _pairs(frame: Frame) -> list[tuple[int, int]]:

@@ -19,10 +19,10 @@ import numpy as np
 
 from holdfast.core.layout import Component, Tier
 from holdfast.core.plan import TierMove
+from holdfast.engine.ranks.units import GatheredUnits
 from holdfast.engine.step.inputs import Limits, Shape
 from holdfast.engine.step.lead import StepCall
 from holdfast.engine.step.tables import TableForm
-from holdfast.engine.tiers.session_memory import GatheredUnits
 
 __all__ = ["Channel", "Digest", "Frame", "Kind", "RankEnded", "encode"]
 

@@ -8,7 +8,7 @@ computed, including what it leases from the prefix tree, so it also serves a res
     background   a session that has been idle for a while is written as well (`background`)
 
 Steps of other sessions go on meanwhile: `launch` and `collect` are called between steps, and only copy from
-and to memory. Called by the engine's loop alone.
+and to memory, a portion at a time (`portions`). Called by the engine's loop alone.
 """
 
 from __future__ import annotations
@@ -104,10 +104,21 @@ class DiskTier:
     @property
     def busy(self) -> bool:
         """Whether a file is being written or read, or a background snapshot is due."""
-        return self._thread.pending > 0 or self.background.next_session() is not None
+        return self._works or self.background.next_session() is not None
+
+    @property
+    def _works(self) -> bool:
+        """Whether a file is on its way to the disk or from it."""
+        return self._thread.pending > 0 or self._copies
+
+    @property
+    def _copies(self) -> bool:
+        """Whether memory is being copied, a portion a step."""
+        return self.writer.gathering or self._reader.scattering
 
     def launch(self, plan: Plan) -> None:
-        """Begin the moves of a plan to and from the disk."""
+        """Begin the moves of a plan to and from the disk, after copies of moves that are cancelled."""
+        self._reader.abandon_cancelled(self._scheduler.registry.transits)
         moves: dict[int, TierMove] = {}
         for move in plan.moves:
             if Tier.DISK in (move.source_tier, move.destination_tier):
@@ -133,7 +144,9 @@ class DiskTier:
         return [outcomes.get(move.number, other) for move, other in zip(plan.moves, others, strict=False)]
 
     def collect(self) -> None:
-        """Finish the jobs that the thread has done."""
+        """Copy the next portions, and finish the jobs that the thread has done."""
+        self.writer.gather_more()
+        self._reader.scatter_more()
         if self._session_log.fault is not None:
             self.writer.fail_undurable()
         for job in self._thread.take_finished():
@@ -143,8 +156,8 @@ class DiskTier:
                 self._reader.finish(job)
 
     def wait(self, seconds: float) -> None:
-        """Wait until the thread has finished a job, or time is up."""
-        self._thread.wait(seconds)
+        """Wait until the thread has finished a job, or time is up; no time while there is more to copy."""
+        self._thread.wait(0.0 if self._copies else seconds)
 
     def write_idle(self) -> None:
         """Write one session in the background, if one is due."""
@@ -192,11 +205,11 @@ class DiskTier:
             if cancelled():
                 break
             self.writer.write(session, Cause.SHUTDOWN)
-            while self._thread.pending and not cancelled():
+            while self._works and not cancelled():
                 self.wait(POLL_SECONDS)
                 self.collect()
             self._session_log.sync()
-            if not self._thread.pending:
+            if not self._works:
                 left -= 1
                 progress(len(sessions) - left, len(sessions))
         if left:

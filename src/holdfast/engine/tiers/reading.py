@@ -1,5 +1,8 @@
 """Reading snapshots: the disk's thread reads and checks a file, and its tensors are copied between steps.
 
+The copy takes a portion a step, one session after another. A move that is cancelled meanwhile copies no more,
+and later steps, which may use its units, begin after the portion under way.
+
 A file that fails a check is dropped with a warning, and the session is computed again from its tokens. Called
 by the disk tier.
 """
@@ -7,10 +10,13 @@ by the disk tier.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Container
+from typing import NamedTuple
 
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
+from holdfast.engine.tiers.portions import Transfer
 from holdfast.engine.tiers.session_memory import SessionMemory
 from holdfast.engine.tiers.snapshots import SnapshotStore
 from holdfast.engine.tiers.thread import DiskThread, Job, JobKind
@@ -18,10 +24,18 @@ from holdfast.engine.tiers.thread import DiskThread, Job, JobKind
 log = logging.getLogger("holdfast.disk")
 
 
+class Returning(NamedTuple):
+    """A move whose file has been read and is being copied."""
+
+    number: int
+    session: str
+    transfer: Transfer
+
+
 class SnapshotReader:
     """Restores sessions from their files."""
 
-    __slots__ = ("_clock", "_memory", "_scheduler", "_store", "_thread")
+    __slots__ = ("_clock", "_memory", "_returning", "_scheduler", "_store", "_thread")
 
     def __init__(
         self,
@@ -36,6 +50,8 @@ class SnapshotReader:
         self._memory = memory
         self._thread = thread
         self._clock = clock
+        self._returning: deque[Returning] = deque()
+        """Moves in the order in which their files were read."""
 
     def read(self, session: Session, number: int) -> bool:
         """Submit a session's file for a move of the core; False if the file is not current."""
@@ -57,14 +73,42 @@ class SnapshotReader:
             self._reject(job.session, job.error)
             self._scheduler.arrive(number, False, self._clock())
             return
+        transfer = self._memory.scatter(session, job.tensors)
+        self._returning.append(Returning(number, job.session, transfer))
+        if len(self._returning) == 1:
+            self.scatter_more()
+
+    @property
+    def scattering(self) -> bool:
+        """Whether a file's tensors are being copied."""
+        return bool(self._returning)
+
+    def scatter_more(self) -> None:
+        """Copy the next portion of the move whose file was read first."""
+        self.abandon_cancelled(self._scheduler.registry.transits)
+        if not self._returning:
+            return
+        number, session_id, transfer = self._returning[0]
+        arrived = True
         try:
-            self._memory.scatter(session, job.tensors)
+            if not transfer.advance():
+                return
         except Exception as error:  # noqa: BLE001
             # The units are incomplete and are released. The file is good, and stays for a restart.
-            log.warning("session %s is computed again: it could not be restored: %s", job.session, error)
-            self._scheduler.arrive(number, False, self._clock())
+            log.warning("session %s is computed again: it could not be restored: %s", session_id, error)
+            transfer.abandon()
+            arrived = False
+        self._returning.popleft()
+        self._scheduler.arrive(number, arrived, self._clock())
+
+    def abandon_cancelled(self, wanted: Container[int]) -> None:
+        """Copy no more for moves that are not wanted; later launches begin after what is under way."""
+        if all(each.number in wanted for each in self._returning):
             return
-        self._scheduler.arrive(number, True, self._clock())
+        for each in self._returning:
+            if each.number not in wanted:
+                each.transfer.abandon()
+        self._returning = deque(each for each in self._returning if each.number in wanted)
 
     def _reject(self, session_id: str, reason: str) -> None:
         log.warning("session %s is computed again: its snapshot cannot be used: %s", session_id, reason)

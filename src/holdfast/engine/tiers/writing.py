@@ -1,13 +1,17 @@
 """Writing snapshots: a session's memory is copied between steps, and the disk's thread writes the file.
 
-The order is: file, fsync, journal row, and then the core gives the units up. A file that has become useless
-by then, because its session was cut, closed or written again, is removed. Called by the disk tier.
+Room is looked for first. The copy takes a portion a step, one session after another; a session that goes on
+meanwhile is not written. The order is: file, fsync, journal row, and then the core gives the units up. A file
+that has become useless by then, because its session was cut, closed or written again, is removed. Called by
+the disk tier.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from holdfast.core.layout import Tier
 from holdfast.core.scheduler import Scheduler
@@ -16,11 +20,20 @@ from holdfast.engine.durable.records import SnapshotWritten
 from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.tiers.back_off import Cause
 from holdfast.engine.tiers.files import Snapshot
-from holdfast.engine.tiers.session_memory import SessionMemory
+from holdfast.engine.tiers.session_memory import Gathering, SessionMemory
 from holdfast.engine.tiers.snapshots import SnapshotStore, only_on_disk
 from holdfast.engine.tiers.thread import DiskThread, Job, JobKind
 
 log = logging.getLogger("holdfast.disk")
+
+
+class Gathered(NamedTuple):
+    """A job whose tensors are being copied, of which session, and why."""
+
+    job: Job
+    session: Session
+    gathering: Gathering
+    cause: Cause
 
 
 class SnapshotWriter:
@@ -28,6 +41,7 @@ class SnapshotWriter:
 
     __slots__ = (
         "_clock",
+        "_gathered",
         "_memory",
         "_scheduler",
         "_session_log",
@@ -55,6 +69,8 @@ class SnapshotWriter:
         self.writing: dict[str, Job] = {}
         """The newest job of each session, until its row is durable."""
         self._undurable: list[Job] = []
+        self._gathered: deque[Gathered] = deque()
+        """Jobs whose copy is not complete, in the order of their begin."""
 
     def can_write(self, session: Session) -> bool:
         """Whether a session is idle and its memory is complete, on the device or on the host."""
@@ -70,7 +86,7 @@ class SnapshotWriter:
         )
 
     def write(self, session: Session, cause: Cause) -> Job | None:
-        """Copy a session's memory and submit its file; None if there is no room for the file or the copy.
+        """Begin to copy a session's memory for its file; None if there is no room for the file or the copy.
 
         Older snapshots are evicted to make room, except for a background snapshot.
         """
@@ -88,17 +104,54 @@ class SnapshotWriter:
             store.back_off.out_of_room(cause)
             return None
         try:
-            tensors = self._memory.gather(session)
+            gathering = self._memory.gather(session)
         except Exception as error:  # noqa: BLE001
             # The device has no room for the copy: the session stays where it is, and the loop goes on.
             log.warning("session %s could not be copied for the disk: %s", session.id, error)
             store.back_off.out_of_room(cause)
             return None
-        job = Job(JobKind.WRITE, session.id, store.new_name(session.id), header, tensors, bytes=size)
+        job = Job(
+            JobKind.WRITE, session.id, store.new_name(session.id), header, gathering.tensors, bytes=size
+        )
         self.writing[session.id] = job
         store.reserve(session.id, size)
-        self._thread.submit(job)
+        self._gathered.append(Gathered(job, session, gathering, cause))
+        if len(self._gathered) == 1 and not self._advance():
+            self._forget(job)
+            return None
         return job
+
+    @property
+    def gathering(self) -> bool:
+        """Whether a session's memory is being copied."""
+        return bool(self._gathered)
+
+    def gather_more(self) -> None:
+        """Copy the next portion of the session that was begun first."""
+        if self._gathered:
+            job = self._gathered[0].job
+            if not self._advance():
+                self._arrive(job, False)
+
+    def _advance(self) -> bool:
+        """Copy a portion for the first job, and submit it once all is copied; False if it is given up."""
+        job, session, gathering, cause = self._gathered[0]
+        try:
+            current = self.writing.get(job.session) is job and gathering.is_current(session)
+            if current and not gathering.transfer.advance():
+                return True
+        except Exception as error:  # noqa: BLE001
+            # The device has no room for the copy: the session stays where it is, and the loop goes on.
+            log.warning("session %s could not be copied for the disk: %s", session.id, error)
+            self._store.back_off.out_of_room(cause)
+            current = False
+        self._gathered.popleft()
+        if current:
+            self._thread.submit(job)
+        else:
+            gathering.transfer.abandon()
+            job.tensors = {}
+        return current
 
     def finish(self, job: Job) -> None:
         """A file has been written and synced, or has failed: its journal row comes next."""
@@ -154,9 +207,13 @@ class SnapshotWriter:
 
     def _arrive(self, job: Job, arrived: bool) -> None:
         """Tell the core how the moves that waited for a job ended; later moves need another job."""
-        if self.writing.get(job.session) is job:
-            del self.writing[job.session]
-            self._store.release(job.session)
+        self._forget(job)
         moves, job.moves = job.moves, []
         for number in moves:
             self._scheduler.arrive(number, arrived, self._clock())
+
+    def _forget(self, job: Job) -> None:
+        """Let a job be the newest of its session no longer."""
+        if self.writing.get(job.session) is job:
+            del self.writing[job.session]
+            self._store.release(job.session)

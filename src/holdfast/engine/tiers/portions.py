@@ -1,0 +1,109 @@
+"""Copies between sessions' units and tensors of a file, a portion between two steps.
+
+A session of 32k tokens has gigabytes: copied at once, they would hold all answers up. `advance` copies one
+portion of a transfer and returns; on a GPU the portion goes through pinned memory on a stream of its own, and
+the next one is under way while this one is unpacked. Used by `SessionMemory`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from holdfast.engine.tiers.host import Copier, CopyEvent, StorageCopy
+
+PORTION_BYTES = 16 << 20
+"""Bytes that are copied between two steps for a file."""
+RETURN_BYTES = 64 << 20
+"""The same from a file: a turn waits for them."""
+
+
+class Piece:
+    """Units of one storage, and their rows in a tensor of a file."""
+
+    __slots__ = ("rows", "storage", "units")
+
+    def __init__(self, storage: Tensor, units: list[int], rows: Tensor) -> None:
+        self.storage = storage
+        self.units = units
+        self.rows = rows
+
+
+class Flight:
+    """A piece that a copier works on."""
+
+    __slots__ = ("event", "piece", "pinned")
+
+    def __init__(self, piece: Piece, pinned: Tensor, event: CopyEvent) -> None:
+        self.piece = piece
+        self.pinned = pinned
+        self.event = event
+
+
+class Transfer:
+    """The copies of one session, to a file's tensors (`outward`) or from them."""
+
+    __slots__ = ("_copier", "_flight", "_outward", "_pieces")
+
+    def __init__(self, pieces: Iterator[Piece], copier: Copier, outward: bool) -> None:
+        self._pieces = deque(pieces)
+        self._copier = copier
+        self._outward = outward
+        self._flight: Flight | None = None
+
+    @torch.inference_mode()
+    def advance(self) -> bool:
+        """Copy the next portion; whether all is copied. Raises if a copy has failed."""
+        if self._flight is not None and not self._flight.event.query():
+            return False
+        done, self._flight = self._flight, None
+        left = PORTION_BYTES if self._outward else RETURN_BYTES
+        while self._pieces and left > 0 and self._flight is None:
+            piece = self._pieces.popleft()
+            left -= piece.rows.nbytes
+            if piece.storage.is_cuda:
+                self._flight = self._launch(piece)
+            else:
+                self._copy(piece)
+        if done is not None and self._outward:
+            done.piece.rows.copy_(done.pinned)
+        return not self._pieces and self._flight is None
+
+    def _copy(self, piece: Piece) -> None:
+        """Copy a piece in main memory."""
+        index = torch.tensor(piece.units, dtype=torch.int64)
+        if self._outward:
+            torch.index_select(piece.storage, 0, index, out=piece.rows)
+        else:
+            piece.storage.index_copy_(0, index, piece.rows)
+
+    def _launch(self, piece: Piece) -> Flight:
+        """Begin to copy a piece from or to the device."""
+        pinned = torch.empty_like(piece.rows, pin_memory=True)
+        rows = list(range(len(piece.units)))
+        if self._outward:
+            copy = StorageCopy(piece.storage, piece.units, pinned, rows)
+        else:
+            pinned.copy_(piece.rows)
+            copy = StorageCopy(pinned, rows, piece.storage, piece.units)
+        return Flight(piece, pinned, self._copier.copy([copy]))
+
+    def abandon(self) -> None:
+        """Copy no more, and let later launches begin after the portion that is under way."""
+        self._pieces.clear()
+        if self._flight is not None:
+            with suppress(Exception):  # Its result is not needed.
+                self._copier.fence(self._flight.event)
+            self._flight = None
+
+
+def pieces_of(storage: Tensor, units: list[int], rows: Tensor) -> Iterator[Piece]:
+    """Units and their rows in pieces of at most a portion."""
+    most = max(1, PORTION_BYTES // max(1, storage[0].nbytes))
+    for begin in range(0, len(units), most):
+        some = units[begin : begin + most]
+        yield Piece(storage, some, rows[begin : begin + len(some)])
