@@ -348,3 +348,14 @@ def test_leaving_again_copies_only_what_is_new(make_any: Make) -> None:
     # A window that has slid past its copy, and a state, are copied whole.
     assert 0 < again < whole if engine.loop.scheduler.registry.ledger.layout.full else again <= whole
     checked(session, 6, expected[6])
+
+
+def test_a_move_is_one_copy_a_tensor_whatever_its_pages_and_layers(make_any: Make) -> None:
+    engine = make_any(host_memory=8 << 20)
+    copier = slow_down(engine, 0)
+    session = engine.session(id="s")
+    tensors = sum(len(engine.loop.executor.memory.storage(name)) for name in ("full", "window", "state"))
+    for turns in (range(1), range(1, 5)):
+        talk(session, turns)
+        assert session.spill()
+        assert len(copier.copies[-1].copies) == tensors
