@@ -1,0 +1,72 @@
+"""CUDA sources carried out on the CPU, thread by thread, so that they are tested without a GPU.
+
+`host_cuda.h` has what the GPU brings along. Functions of a source that are written in assembler are replaced
+by those of the same name there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+needs_host_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+HEADER = Path(__file__).with_name("host_cuda.h")
+FUNCTION = re.compile(r"(?:template <[^>]*>\n)?__device__ __forceinline__ [^\n(]*?(\w+)\([^{;]*\{")
+KERNEL = re.compile(r'extern "C"\s+void\s+(\w+)\(([^)]*)\)')
+
+
+class HostKernel:
+    """A kernel of a source, launched as those of `holdfast.kernels.cuda.driver` are."""
+
+    def __init__(self, source: str, name: str, folder: Path) -> None:
+        body = _without_assembler(source[source.index("#define") :])
+        body = re.sub(r"__launch_bounds__\([^\n]*\)|__device__|__global__", "", body)
+        body = body.replace("__forceinline__", "inline").replace("__shared__", "static")
+        given = {found[1]: found[2] for found in KERNEL.finditer(body)}[name]
+        names = ", ".join(part.split()[-1].lstrip("*") for part in given.split(","))
+        body += f'\nextern "C" void launch(int programs, {given}) '
+        body += f"{{ run(programs, THREADS, [&] {{ {name}({names}); }}); }}\n"
+        file = folder / f"{name}-{abs(hash(body))}.cpp"
+        library = file.with_suffix(".so")
+        if not library.exists():
+            file.write_text(HEADER.read_text() + body)
+            command = [
+                "g++",
+                "-std=c++20",
+                "-O1",
+                "-shared",
+                "-fPIC",
+                "-pthread",
+                "-o",
+                str(library),
+                str(file),
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+        self._launch = ctypes.CDLL(str(library)).launch
+
+    def launch(self, programs: int, maps: tuple[Any, ...], *parameters: Any) -> None:
+        assert not maps
+        self._launch(ctypes.c_int(programs), *parameters)
+
+
+def _without_assembler(source: str) -> str:
+    """The source without functions that the header has, or that only the GPU could run."""
+    kept, at = [], 0
+    theirs = set(re.findall(r"\binline [^\n(]*?(\w+)\(", HEADER.read_text()))
+    for found in FUNCTION.finditer(source):
+        end, depth = found.end(), 1
+        while depth:
+            depth += {"{": 1, "}": -1}.get(source[end], 0)
+            end += 1
+        if found[1] in theirs or "asm volatile" in source[found.start() : end]:
+            kept.append(source[at : found.start()])
+            at = end
+    return "".join([*kept, source[at:]])
