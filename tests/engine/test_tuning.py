@@ -47,10 +47,9 @@ class Device:
 def plan_on(device: Device, model: Model, monkeypatch: pytest.MonkeyPatch, **options: object) -> Tuning:
     """The sizes of a model on a GPU that is not here."""
     monkeypatch.setattr(model, "device", CUDA)
-    monkeypatch.setattr(memory_plan, "measure_step", device.measure)
     monkeypatch.setattr(memory_plan, "free_bytes", lambda _: device.free)
     monkeypatch.setattr(memory_plan, "small_step_of", lambda _: 192)
-    return plan_memory(model, make_options(**options)).tuning
+    return plan_memory(model, make_options(**options), device.measure).tuning
 
 
 LARGE = Device(100 * GB, 120_000, 1 / 35_000)
@@ -163,7 +162,10 @@ def test_the_page_size_does_not_depend_on_the_free_memory(
         plans.append(found.page_size)
         assert (found.step_tokens == 8192) is (device is LARGE)
     assert plans == [64, 64]
-    layouts = [plan_memory(model, make_options(page_size=size, kv_tokens=1024)).layout for size in (16, 64)]
+    layouts = [
+        plan_memory(model, make_options(page_size=size, kv_tokens=1024), LARGE.measure).layout
+        for size in (16, 64)
+    ]
     identities = {layout_identity(each.page_size, each, model.memory_shape, model.dtype) for each in layouts}
     assert len(identities) == 2, "and files of another page size are not taken"
 

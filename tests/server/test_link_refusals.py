@@ -34,14 +34,35 @@ def shared_processes(shared: Apart) -> tuple[EngineProcess, Server]:
     return engine, shared.api(engine)
 
 
-@pytest.fixture
-def served(shared_processes: tuple[EngineProcess, Server]) -> Iterator[tuple[EngineProcess, Server]]:
-    """An engine, and an API process that uses it, with empty logs; the next test finds them as they were."""
-    yield shared_processes
-    for each in shared_processes:
+@pytest.fixture(scope="module")
+def greeted_processes(shared: Apart) -> tuple[EngineProcess, Server]:
+    """The same once more: an engine logs ten refusals in a while, then how many there were."""
+    engine = shared.engine("--engine-id", "e1", *SMALL)
+    return engine, shared.api(engine)
+
+
+Served = tuple[EngineProcess, Server]
+
+
+def left_alone(processes: Served) -> Iterator[Served]:
+    """Processes with empty logs; the next test finds them as they were."""
+    yield processes
+    for each in processes:
         assert each.process.poll() is None
         assert not any("Traceback" in line for line in each.lines), "\n".join(each.lines)
         each.lines.clear()
+
+
+@pytest.fixture
+def served(shared_processes: Served) -> Iterator[Served]:
+    """An engine, and an API process that uses it."""
+    yield from left_alone(shared_processes)
+
+
+@pytest.fixture
+def greeted(greeted_processes: Served) -> Iterator[Served]:
+    """The same, for greetings."""
+    yield from left_alone(greeted_processes)
 
 
 def serves(server: Server) -> None:
@@ -93,7 +114,7 @@ def ended(connected: socket.socket) -> None:
     connected.close()
 
 
-def test_plain_text_is_refused(served: tuple[EngineProcess, Server]) -> None:
+def test_plain_text_is_refused(served: Served) -> None:
     engine, server = served
     for words, why in (
         (b"GET / HTTP/1.1\r\nHost: engine\r\n\r\n", "the other end speaks HTTP, not TLS"),
@@ -130,7 +151,7 @@ def test_another_key_is_refused_at_both_ends(apart: Apart, tmp_path: Path) -> No
         assert server.stop() == 0
 
 
-def test_without_a_key_there_is_no_link(served: tuple[EngineProcess, Server]) -> None:
+def test_without_a_key_there_is_no_link(served: Served) -> None:
     engine, server = served
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -149,7 +170,7 @@ def _talk(stranger: ssl.SSLSocket) -> None:
     raise ConnectionError
 
 
-def test_an_old_tls_is_refused(served: tuple[EngineProcess, Server], shared: Apart) -> None:
+def test_an_old_tls_is_refused(served: Served, shared: Apart) -> None:
     engine, server = served
     context = client_context(str(shared.keys))
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -174,9 +195,7 @@ def test_what_was_recorded_is_worth_nothing(apart: Apart) -> None:
     serves(server)
 
 
-def test_another_version_of_the_link_is_refused_with_both_numbers(
-    served: tuple[EngineProcess, Server], shared: Apart
-) -> None:
+def test_another_version_of_the_link_is_refused_with_both_numbers(served: Served, shared: Apart) -> None:
     engine, server = served
     foreigner = Foreigner(engine, shared.keys)
     foreigner.say(wire.Greeting(wire.PROTOCOL + 1, "newer", 7))
@@ -217,9 +236,9 @@ def test_another_model_is_refused_at_both_ends(apart: Apart) -> None:
     ],
 )
 def test_what_is_no_greeting_is_refused(
-    served: tuple[EngineProcess, Server], shared: Apart, message: wire.Command, why: str
+    greeted: Served, shared: Apart, message: wire.Command, why: str
 ) -> None:
-    engine, server = served
+    engine, server = greeted
     foreigner = Foreigner(engine, shared.keys)
     foreigner.say(message)
     foreigner.ended()
@@ -241,7 +260,7 @@ def test_what_is_no_greeting_is_refused(
     ],
 )
 def test_a_member_that_breaks_the_rules_is_dropped_without_harm(
-    served: tuple[EngineProcess, Server], shared: Apart, sent: bytes, why: str
+    served: Served, shared: Apart, sent: bytes, why: str
 ) -> None:
     engine, server = served
     server.say(server.open("kept"), "words")
@@ -255,7 +274,7 @@ def test_a_member_that_breaks_the_rules_is_dropped_without_harm(
     serves(server)
 
 
-def test_a_truncated_frame_is_no_command(served: tuple[EngineProcess, Server], shared: Apart) -> None:
+def test_a_truncated_frame_is_no_command(served: Served, shared: Apart) -> None:
     engine, server = served
     server.open("kept")
     foreigner = Foreigner(engine, shared.keys)
@@ -270,9 +289,7 @@ def test_a_truncated_frame_is_no_command(served: tuple[EngineProcess, Server], s
     serves(server)
 
 
-def test_the_same_numbers_of_another_process_are_refused(
-    served: tuple[EngineProcess, Server], shared: Apart
-) -> None:
+def test_the_same_numbers_of_another_process_are_refused(served: Served, shared: Apart) -> None:
     engine, server = served
     first, second, again = (Foreigner(engine, shared.keys) for _ in range(3))
     first.say(MEMBER)
