@@ -1,4 +1,4 @@
-"""The command starts without torch: help, version, simulation and the core's benchmark never import it."""
+"""The command starts without torch: help, version, simulation, the core's benchmark, and API processes."""
 
 import subprocess
 import sys
@@ -52,6 +52,12 @@ def test_every_module_of_a_torch_free_package(package: str) -> None:
     modules = [file.module for file in sources("src") if f"{file.module}.".startswith(f"holdfast.{package}.")]
     assert modules
     assert last_line(f"import {', '.join(modules)}") == "imported: []"
+
+
+@pytest.mark.parametrize("module", ["server.app", "server.text.process", "server.link.engine_set"])
+def test_the_processes_in_front_of_an_engine(module: str) -> None:
+    """Torch would be two thirds of an API process's start and of its memory."""
+    assert last_line(f"import holdfast.{module}") == "imported: []"
 
 
 def test_core_stands_alone() -> None:

@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from holdfast.core.events import Event
 from holdfast.core.listening import common
 from holdfast.core.session import Session
 from holdfast.core.turn import Turn, TurnEvent, TurnRequest
 from holdfast.engine.listeners import Refusal, TurnListener
-from holdfast.engine.loop import EngineLoop
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.turn_spec import HistoryChanged
+
+if TYPE_CHECKING:
+    from holdfast.engine.loop import EngineLoop
 
 __all__ = ["LISTENING_SECONDS", "Ahead", "ahead_of", "settled"]
 

@@ -10,15 +10,17 @@ picture of many Holds is made in portions, with steps in between: each Hold is s
 from __future__ import annotations
 
 import heapq
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Holder, Kind
-from holdfast.engine.loop import EngineLoop
 from holdfast.engine.report import Portions
+
+if TYPE_CHECKING:
+    from holdfast.engine.loop import EngineLoop
 
 __all__ = ["FIRST_NAMED", "MemoryPicture", "leased_units"]
 

@@ -13,14 +13,16 @@ import heapq
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import asdict
 from itertools import count
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.core.layout import Component
 from holdfast.core.ledger import Account, Holder, Kind, Ledger, Pool
 from holdfast.core.session import Place, Session
 from holdfast.engine.coarse import coarse
-from holdfast.engine.loop import EngineLoop
 from holdfast.engine.session_settings import DEFAULT_SETTINGS
+
+if TYPE_CHECKING:
+    from holdfast.engine.loop import EngineLoop
 
 __all__ = [
     "Portions",
