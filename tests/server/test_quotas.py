@@ -20,9 +20,9 @@ def client_of(server: Server, tenant: str) -> httpx.Client:
     return httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {key}"}, timeout=60)
 
 
-def talk(client: httpx.Client, name: str, words: int, letter: str = "x") -> dict[str, Any]:
+def talk(client: httpx.Client, name: str, words: int, letter: str = "x", priority: int = 0) -> dict[str, Any]:
     """A session with one turn of so many tokens in and out together: the model takes letters for tokens."""
-    assert client.post("/v1/sessions", json={"id": name}).status_code == 201
+    assert client.post("/v1/sessions", json={"id": name, "priority": priority}).status_code == 201
     answer = client.post(f"/v1/sessions/{name}/turns", json={"input": letter * words})
     assert answer.status_code == 200, answer.text
     turn: dict[str, Any] = answer.json()
@@ -46,13 +46,14 @@ def test_a_tenant_stays_within_its_part_and_takes_from_itself(serve: Serve, tmp_
         talk(bob, "kept", 1000)
         before = held(bob, "bob")
         for number in range(6):
-            talk(alice, f"s{number}", 1000, "abcdef"[number])  # None finds another's prefix.
+            # None finds another's prefix; the first gives way first, however quickly they follow.
+            talk(alice, f"s{number}", 1000, "abcdef"[number], priority=min(number, 1) - 1)
             assert held(alice, "alice")[0] <= 256 == held(alice, "alice")[1]
         assert held(bob, "bob") == before and before[1] == 1024
         again = bob.post("/v1/sessions/kept/turns", json={"input": "again"}).json()
         assert again["usage"]["cached_tokens"] > 1900, "nothing of it gave way"
         first = alice.post("/v1/sessions/s0/turns", json={"input": "again"}).json()
-        assert first["usage"]["cached_tokens"] < 1900, "what was longest idle of its own did"
+        assert first["usage"]["cached_tokens"] < 1900, "the least of its own did"
         refused = alice.post("/v1/sessions/s1/turns", json={"input": "x" * 9000})
         error = refused.json()["error"]
         assert (refused.status_code, error["code"], error["param"]) == (429, "over_quota", "input")

@@ -259,7 +259,7 @@ def test_a_session_of_a_journal_goes_on_after_a_restart(
 ) -> None:
     arguments = ("--kv-tokens", "65536", "--journal", str(tmp_path / "sessions.journal"))
     server = serve(*arguments)
-    page = open_page(server, expected=("ERR_CONNECTION_REFUSED", "WebSocket"))
+    page = open_page(server, expected=("ERR_CONNECTION_REFUSED", "WebSocket", "503"))
     say(page, "before")
     finished(page, 1)
     server.stop()
