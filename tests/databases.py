@@ -178,13 +178,31 @@ def new_place(kind: str, path: Path) -> str:
     return str(path) if kind == "sqlite" else shared_cluster().url(shared_cluster().new_database())
 
 
+REFUSED = "BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE"
+REFUSAL = """
+CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+$$BEGIN RAISE EXCEPTION 'nothing may be written' USING ERRCODE = 'read_only_sql_transaction'; END$$
+"""
+
+
 def forbid_writing(store: Store, forbidden: bool) -> None:
-    """Let nothing be written to a journal, or everything again."""
+    """Let nothing be written to a journal, or everything again, whatever its thread does meanwhile."""
     kept: Any = store
-    if is_database(kept.place):
-        kept._link.use().execute(f"SET default_transaction_read_only = {'on' if forbidden else 'off'}")
-    else:
+    if not is_database(kept.place):
         kept._connection.execute(f"PRAGMA query_only = {'ON' if forbidden else 'OFF'}")
+        return
+    # A setting of the journal's connection is undone when its thread rolls a transaction back.
+    with import_module("psycopg").connect(kept._link._url, autocommit=True) as connection:
+        connection.execute(REFUSAL)
+        tables = connection.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast'"
+        ).fetchall()
+        for (table,) in tables:
+            connection.execute(f"DROP TRIGGER IF EXISTS refused ON holdfast.{table}")
+            if forbidden:
+                connection.execute(
+                    f"CREATE TRIGGER refused {REFUSED} ON holdfast.{table} EXECUTE FUNCTION refuse()"
+                )
 
 
 def run_sql(place: str, statement: str) -> list[tuple[Any, ...]]:

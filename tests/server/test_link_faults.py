@@ -25,6 +25,8 @@ from tests.server.talking import Talk
 from tests.server.test_link_refusals import Foreigner
 
 SOON = ("--link-seconds", "2")
+LOST = "the link to an API process is lost"
+"""What an engine says of one that hangs: either limit, its own or that of the network, may be the first."""
 LONG = {"max_tokens": 90_000, "ignore_eos": True}
 
 
@@ -298,7 +300,7 @@ def test_an_api_process_that_hangs_is_left_and_taken_back(apart: Apart) -> None:
     os.kill(server.process.pid, signal.SIGSTOP)
     try:
         for engine in engines:
-            engine.says("nothing was heard of it for")
+            engine.says(LOST)
         until(lambda: other.state(at["e0"])["state"] == "IDLE")
         assert other.say(at["e0"], "meanwhile")["text"] == "meanwhile"
     finally:
@@ -339,7 +341,7 @@ def test_a_half_open_network_is_noticed_at_both_ends(apart: Apart) -> None:
     proxy.flows.clear()
     turn.lost()
     said(server.lines, "nothing was heard of it for")
-    engine.says("nothing was heard of it for")
+    engine.says(LOST)
     proxy.flows.set()
     apart.connected(server, 1)
     assert server.say(name, "again")["text"] == "again"
