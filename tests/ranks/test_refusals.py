@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,12 +11,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from holdfast.cli.options import ENGINE_OPTIONS
+from holdfast.engine.memory_plan import _largest_step
 from holdfast.engine.options import OptionError, make_options
-from holdfast.engine.ranks import starting
+from holdfast.engine.ranks import crew, starting
 from holdfast.engine.ranks.messages import Channel, Digest, Frame, Kind, RankEnded, encode
 from holdfast.engine.startup import open_loop
+from holdfast.engine.tuning import StepCost
 from holdfast.models.checkpoint import load_model, open_checkpoint
 from holdfast.models.fields import ConfigurationError
+from holdfast.models.memory import MemoryTypes
 from holdfast.models.weights import Placement
 from holdfast.replicas.plan import ClusterOptions, make_plan
 from tests.engine.tiny import write_model
@@ -75,6 +79,20 @@ def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(OptionError, match="tensor_parallel does not go with --replicas"):
         make_plan("m", ClusterOptions(replicas=2), {"tensor_parallel": 2}, {"link_keys": "keys.pem"})
     assert "tensor_parallel" in {option.name for option in ENGINE_OPTIONS}
+
+
+def test_a_step_that_does_not_fit_on_a_rank_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks have stopped somewhere in it: another, smaller one would not be theirs."""
+
+    def fails(*_: object, **__: object) -> StepCost:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(crew, "measure_step", fails)
+    alone = crew.Crew([], [])
+    with pytest.raises(OptionError, match="step_tokens must be less than 8192"):
+        _largest_step(Mock(), 16, 4, MemoryTypes.of(torch.float32), alone.measure)
+    with pytest.raises(crew.RankLost):
+        alone.require()
 
 
 Q_PROJ, A_LOG = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mamba.A_log"

@@ -135,10 +135,18 @@ class Crew:
     def measure(
         self, model: Model, tokens: int, page_size: int, rows_max: int, types: MemoryTypes, *, timed: bool
     ) -> StepCost:
-        """`profiling.measure_step` on all ranks."""
+        """`profiling.measure_step` on all ranks.
+
+        A step that does not fit cannot be tried again with fewer tokens: ranks may have stopped at different
+        sums of it.
+        """
         self._working = True
         self._publish(Frame(Kind.MEASURE, [tokens, page_size, rows_max, timed]))
-        cost = measure_step(model, tokens, page_size, rows_max, types, timed=timed)
+        try:
+            cost = measure_step(model, tokens, page_size, rows_max, types, timed=timed)
+        except torch.OutOfMemoryError as error:
+            text = f"must be less than {tokens} with this model on so many GPUs: such a step does not fit"
+            raise OptionError("step_tokens", text) from error
         self.done()
         return cost
 
