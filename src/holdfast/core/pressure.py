@@ -338,7 +338,11 @@ class Pressure:
         ]
         sinks = self.on_disk if tier is Tier.HOST else None
         quota = any(pool.room(account) < need for pool, need in pools)
-        if tier is Tier.HOST and self._drop_copies(session, account if quota else None):
+        if tier is Tier.HOST and quota:
+            if self._drop_copies(session, account):
+                return True
+            quota = any(pool.room(account) < need for pool, need in pools)
+        if tier is Tier.HOST and not quota and self._drop_copies(session, None):
             return True
         heavier = {
             each

@@ -6,7 +6,7 @@ never touches the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from holdfast.core.layout import Component
 from holdfast.core.session import Session
 from holdfast.core.tiers import whole_units
+from holdfast.engine.tiers.files import BadFile
 from holdfast.engine.tiers.host import Copier
 from holdfast.engine.tiers.portions import Piece, Transfer, pieces_of
 from holdfast.models.memory import Memory
@@ -83,15 +84,32 @@ class SessionMemory:
         return self._host if away and self._host is not None else self._device
 
     def scatter(self, session: Session, tensors: dict[str, Tensor]) -> Transfer:
-        """Begin to copy a file's tensors into the units that the core has taken for a session."""
+        """Begin to copy a file's tensors into the units that the core has taken for a session.
+
+        Raises `BadFile`, and has copied nothing, where they do not fit.
+        """
         return Transfer(self._scattered(session, tensors), self._copier, outward=False)
 
     def _scattered(self, session: Session, tensors: dict[str, Tensor]) -> Iterator[Piece]:
-        """The last rows of each tensor are the session's own; those before them are leased."""
         assert session.parcel is not None
         for component, hold in session.parcel.home.items():
             name, units = component.name.lower(), list(hold.units)
             self._device.overwritten(name, units)
             for index, storage in enumerate(self._device.storage(name)):
-                content = tensors[f"{name}.{index}"]
-                yield from pieces_of(storage, units, content[len(content) - len(units) :])
+                yield from pieces_of(
+                    storage, units, own_rows(tensors, f"{name}.{index}", storage, len(units))
+                )
+
+
+def own_rows(tensors: Mapping[str, Tensor], name: str, storage: Tensor, count: int) -> Tensor:
+    """The last `count` rows of a file's tensor: a session's own, after those that it leases.
+
+    Raises `BadFile` where a file, whose checksums say nothing about shapes, has no such rows for a storage.
+    """
+    content = tensors.get(name)
+    if content is None:
+        raise BadFile(f"it has no tensor {name}")
+    if content.dtype != storage.dtype or content.shape[1:] != storage.shape[1:] or len(content) < count:
+        found, wanted = (f"{list(each.shape)} of {each.dtype}" for each in (content, storage[:count]))
+        raise BadFile(f"its tensor {name} is {found}, not {wanted}")
+    return content[len(content) - count :]
