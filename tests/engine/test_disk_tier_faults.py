@@ -20,7 +20,7 @@ from holdfast.engine.tiers import back_off, background, portions
 from holdfast.engine.tiers.back_off import Cause
 from holdfast.engine.tiers.disk import DiskTier
 from holdfast.engine.tiers.files import Header, SnapshotFiles
-from holdfast.engine.tiers.session_memory import SessionMemory
+from holdfast.engine.tiers.session_memory import Gathering, SessionMemory
 from holdfast.engine.tiers.thread import DiskThread, Job, JobKind
 from tests.engine.conftest import Make
 from tests.engine.direct import direct
@@ -389,9 +389,9 @@ def count_copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     copied: list[str] = []
     gather = SessionMemory.gather
 
-    def noted(memory: SessionMemory, session: CoreSession) -> dict[str, torch.Tensor]:
+    def noted(memory: SessionMemory, session: CoreSession, page: int) -> Gathering:
         copied.append(session.id)
-        return gather(memory, session)
+        return gather(memory, session, page)
 
     monkeypatch.setattr(SessionMemory, "gather", noted)
     return copied
