@@ -20,7 +20,7 @@ from holdfast.engine.tiers import back_off, background, portions
 from holdfast.engine.tiers.back_off import Cause
 from holdfast.engine.tiers.disk import DiskTier
 from holdfast.engine.tiers.files import Header, SnapshotFiles, decode, encode
-from holdfast.engine.tiers.session_memory import SessionMemory
+from holdfast.engine.tiers.session_memory import Gathering, SessionMemory
 from holdfast.engine.tiers.thread import DiskThread, Job, JobKind
 from tests.engine.conftest import Make
 from tests.engine.direct import direct
@@ -181,7 +181,7 @@ def test_a_file_of_something_else_is_not_read(
     ("change", "problem"),
     [
         (lambda rows: None, "it has no tensor full.0"),
-        (lambda rows: rows[:1], "its tensor full.0 is [1, "),
+        (lambda rows: rows[:1], "it lacks pages"),
         (lambda rows: rows[..., :1], "its tensor full.0 is ["),
         (lambda rows: rows.to(torch.float16), "of torch.float16, not"),
     ],
@@ -435,9 +435,9 @@ def count_copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     copied: list[str] = []
     gather = SessionMemory.gather
 
-    def noted(memory: SessionMemory, session: CoreSession) -> dict[str, torch.Tensor]:
+    def noted(memory: SessionMemory, session: CoreSession, page: int) -> Gathering:
         copied.append(session.id)
-        return gather(memory, session)
+        return gather(memory, session, page)
 
     monkeypatch.setattr(SessionMemory, "gather", noted)
     return copied

@@ -246,6 +246,16 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         choices=CHOICES["speculate"],
     ),
     Option(
+        "draft",
+        str,
+        "Small model of the same vocabulary that drafts tokens (speculative decoding): a name or a path.",
+    ),
+    Option(
+        "draft_tokens",
+        int,
+        "Size of the draft model's cache, in tokens (default: a sixteenth of the free memory at most).",
+    ),
+    Option(
         "tool_parser",
         str,
         "Format of the model's tool calls: auto, none, or a name such as hermes or qwen3-coder.",
@@ -435,7 +445,12 @@ GROUPS: Mapping[str, tuple[str, tuple[Option, ...], type[Any]]] = {
     "process_options": ("Process", PROCESS_OPTIONS, EngineProcessOptions),
 }
 
-COMPANIONS = {"durability": "journal", "disk_limit": "disk", "snapshot_seconds": "disk"}
+COMPANIONS = {
+    "durability": "journal",
+    "disk_limit": "disk",
+    "snapshot_seconds": "disk",
+    "draft_tokens": "draft",
+}
 """Options that need another one."""
 
 MODEL = "model"

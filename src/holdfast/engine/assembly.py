@@ -12,6 +12,8 @@ from holdfast.core.policy import Policy, Share
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.turn import Turn
 from holdfast.engine.dispatch import Dispatcher, LiveTurns
+from holdfast.engine.draft.opening import LoadedDraft
+from holdfast.engine.draft.proposer import DraftProposer
 from holdfast.engine.durable.membership import ALONE, Identity
 from holdfast.engine.durable.recovery import open_journal, open_snapshots, recover_sessions
 from holdfast.engine.durable.session_log import SessionLog
@@ -52,7 +54,7 @@ def build_loop(
     defaults: GenerationDefaults,
     options: EngineOptions,
     *,
-    runner: MakeExecutor | Crew | None = None,
+    runner: MakeExecutor | Crew | LoadedDraft | None = None,
     identity: Identity = ALONE,
     answers: AnswerSetup | None = None,
     observer: SessionObserver | None = None,
@@ -61,21 +63,29 @@ def build_loop(
     """The loop of an engine that is ready to make steps.
 
     Without `answers`, turns with a grammar are refused. `runner` makes the executor of a model without
-    weights, or is the crew of a model on several ranks.
+    weights, is the crew of a model on several ranks, or the draft model of one on a single device.
     """
     crew = runner if isinstance(runner, Crew) else None
+    draft = runner if isinstance(runner, LoadedDraft) else None
     if answers is None:
         answers = AnswerSetup(Chosen(None, None), Grammars(None, "this engine has no grammar compiler"))
-    memory_plan = plan_memory(model, options, measure_step if crew is None else crew.measure)
+    memory_plan = plan_memory(
+        model,
+        options,
+        measure_step if crew is None else crew.measure,
+        promised=draft.bytes if draft is not None and model.device.type == "cpu" else 0,
+    )
     tuning = memory_plan.tuning
     options = replace(options, **tuning.options())  # type: ignore[arg-type]
     setup = EngineSetup(model, tokenizer, defaults, options, memory_plan, answers.formats, answers.grammars)
     live = LiveTurns()
-    speculator = Speculator(live.stream_of) if options.speculate == "ngram" else None
+    ngrams = Speculator(live.stream_of) if options.speculate == "ngram" else None
+    drafts = None if draft is None else draft.proposer(model, tuning.mixed_tokens, live.stream_of, ngrams)
+    speculator: Speculator | DraftProposer | None = ngrams if drafts is None else drafts
     session_log = SessionLog(open_journal(options, tokenizer, identity.member))
     executor: PlanRunner
     snapshots: SnapshotStore | None = None
-    if runner is not None and not isinstance(runner, Crew):
+    if runner is not None and not isinstance(runner, Crew | LoadedDraft):
         executor = runner(live.stream_of)
     else:
         assert isinstance(model, Model), "a model without weights needs an executor of its own"
@@ -118,7 +128,9 @@ def build_loop(
         scheduler,
         executor,
         session_log,
-        Dispatcher(live, scheduler, session_log, disk, release, observed),
+        Dispatcher(
+            live, scheduler, session_log, disk, release, observed, None if drafts is None else drafts.closed
+        ),
         disk=disk,
         speculator=speculator,
         clock=clock,

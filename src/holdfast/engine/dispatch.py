@@ -73,6 +73,7 @@ class Dispatcher:
     """Writes down what the core reports, and tells the listeners."""
 
     __slots__ = (
+        "_closed",
         "_closing",
         "_disk",
         "_given_up",
@@ -93,8 +94,10 @@ class Dispatcher:
         disk: DiskTier | None,
         release: Callable[[Turn], None],
         observer: SessionObserver,
+        closed: Callable[[str], None] | None = None,
     ) -> None:
-        """`release` frees what the executor keeps for a turn that is over."""
+        """`release` frees what is kept for a turn that is over, `closed` what is for a closed session."""
+        self._closed = closed
         self.live = live
         self._scheduler = scheduler
         self._session_log = session_log
@@ -183,6 +186,8 @@ class Dispatcher:
 
     def _session_closed(self, event: Event) -> None:
         session_id = event.session_id
+        if self._closed is not None:
+            self._closed(session_id)
         if session_id in self._session_log.sessions:
             self._session_log.closed(session_id, event.reason)
         # Another session of this name may be opened and closed before this close is durable.

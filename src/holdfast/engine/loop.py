@@ -15,6 +15,7 @@ from holdfast.core.in_flight import Plan
 from holdfast.core.plan import StepResult
 from holdfast.core.scheduler import Scheduler
 from holdfast.engine.dispatch import Dispatcher
+from holdfast.engine.draft.proposer import DraftProposer
 from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.loop_times import LoopTimes
 from holdfast.engine.setup import EngineSetup
@@ -51,6 +52,7 @@ class EngineLoop:
         "capturing",
         "disk",
         "dispatcher",
+        "drafts",
         "executor",
         "now",
         "pacing",
@@ -70,10 +72,13 @@ class EngineLoop:
         dispatcher: Dispatcher,
         *,
         disk: DiskTier | None = None,
-        speculator: Speculator | None = None,
+        speculator: Speculator | DraftProposer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` gives seconds and never jumps."""
+        """`clock` gives seconds and never jumps.
+
+        `speculator` proposes drafts; one with a draft model prepares them before each plan.
+        """
         self.setup = setup
         self.scheduler = scheduler
         self.executor = executor
@@ -81,6 +86,7 @@ class EngineLoop:
         self.dispatcher = dispatcher
         self.disk = disk
         self.speculator = speculator
+        self.drafts = speculator if isinstance(speculator, DraftProposer) else None
         self.now = clock
         self.times = LoopTimes()
         self.pacing = Pacing()
@@ -125,6 +131,9 @@ class EngineLoop:
         for number, arrived in self.executor.host_tier.take_finished().items():
             scheduler.arrive(number, arrived, self.now())
         self.pacing.plan()
+        if self.drafts is not None:
+            with self.times.measured("draft"):
+                self.drafts.prepare(scheduler.registry.running)
         with self.times.measured("plan"):
             plan = scheduler.plan(self.setup.tuning.step_tokens, self.now())
         self._rest(plan)

@@ -1,8 +1,8 @@
 """How long the loop's work between two steps takes: a histogram for each kind of work.
 
 The kinds are the tags of commands, and `waiting`, `report`, `tick`, `audit`, `send`, `plan`, `journal`,
-`disk` and `capture`. `all` is the work of one round together. The server shows the counts in `/metrics`. Used
-by the loop, and by the engine process around it.
+`disk`, `capture` and `draft`. `all` is the work of one round together. The server shows the counts in
+`/metrics`. Used by the loop, and by the engine process around it.
 """
 
 from __future__ import annotations

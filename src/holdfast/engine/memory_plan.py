@@ -113,11 +113,12 @@ def _units(counts: UnitCounts, component: Component) -> int:
 
 
 def plan_memory(
-    model: ModelDescription, options: EngineOptions, measure: Measure = measure_step
+    model: ModelDescription, options: EngineOptions, measure: Measure = measure_step, *, promised: int = 0
 ) -> MemoryPlan:
     """Size the pools and the steps as stated, or by the device and the memory that is free now.
 
-    In tensor parallelism these are the pools of one rank: all ranks have the same.
+    In tensor parallelism these are the pools of one rank: all ranks have the same. `promised` bytes of what
+    is free are for the draft model's cache, which a CPU allocates lazily.
     """
     ranks = options.tensor_parallel
     shape, on_gpu = model.memory_shape, model.device.type == "cuda"
@@ -138,7 +139,7 @@ def plan_memory(
     }
     sizing = any(asked[component] is None for component in layout.components)
     step, working = _step_size(model, options, page_size.value, types, sizing, measure)
-    fitting, pool = 1, _pool_bytes(model, options, working) if sizing else 0
+    fitting, pool = 1, _pool_bytes(model, options, working, promised) if sizing else 0
     awake = _states_awake(model, options, types, pool)
     if sizing:
         fitting = max(1, min(SESSIONS_PLANNED_MAX, (pool - awake.bytes) // each))
@@ -158,7 +159,7 @@ def plan_memory(
         room = {component: units[component] * weights[component] for component in units}
         if awake.bytes:
             room[Component.STATE] += awake.bytes
-        _check_room(model.device, room, [name for name in room if asked[name] is not None], options)
+        _check_room(model.device, room, [name for name in room if asked[name] is not None], options, promised)
     disk = tier_units(needs, weights, min(disk_bytes(options) // ranks, disk_most))
     tuned = _tune(model, options, layout, units, page_size, step, awake.turns)
     return MemoryPlan(
@@ -277,21 +278,25 @@ def _largest_step(model: Model, page_size: int, rows: int, types: MemoryTypes, m
             tokens //= 2
 
 
-def _pool_bytes(model: ModelDescription, options: EngineOptions, working: int) -> int:
+def _pool_bytes(model: ModelDescription, options: EngineOptions, working: int, promised: int) -> int:
     """Bytes for pools: on a GPU what is free beside the graphs and the `working` memory of a step."""
     fraction = options.memory_fraction
     if model.device.type != "cuda" or not isinstance(model, Model):
-        free = free_bytes(model.device) // options.tensor_parallel
+        free = max(0, free_bytes(model.device) - promised) // options.tensor_parallel
         return int(free * (CPU_FRACTION if fraction is None else fraction))
     left = free_bytes(model.device) - working - GRAPH_BYTES
     return max(0, int(left * (GPU_FRACTION if fraction is None else fraction)))
 
 
 def _check_room(
-    device: torch.device, room: dict[Component, int], stated: list[Component], options: EngineOptions
+    device: torch.device,
+    room: dict[Component, int],
+    stated: list[Component],
+    options: EngineOptions,
+    promised: int,
 ) -> None:
     """Reject pools that do not fit: memory allocated lazily would run out in the middle of a turn."""
-    free, needed = free_bytes(device), sum(room.values())
+    free, needed = max(0, free_bytes(device) - promised), sum(room.values())
     if device.type == "cpu":
         needed *= options.tensor_parallel
     if needed > free:

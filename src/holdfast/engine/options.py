@@ -45,6 +45,7 @@ COUNTS_OR_NONE = (
     "state_slots",
     "tenant_sessions",
     "disk_limit",
+    "draft_tokens",
 )
 """Options that are whole numbers of at least 1, or None."""
 
@@ -116,9 +117,10 @@ class EngineOptions:
     directory for the memory of idle sessions, of at most `disk_limit` bytes; a session is written there after
     `snapshot_seconds` without a turn. The last token of a turn is left for `seal_seconds` to the turn that
     follows. `overlap` plans a step while the one before runs. `pack_weights` also keeps weights in twelve
-    bits, on GPUs that read those faster. `fast_start` captures no CUDA graphs. `tool_parser` and
-    `reasoning_parser` name how the model writes tool calls and marks its reasoning; `auto` finds that out,
-    `none` reads neither.
+    bits, on GPUs that read those faster. `fast_start` captures no CUDA graphs. `draft` is a small model of
+    the same vocabulary that drafts tokens for this one, with a cache of `draft_tokens` tokens.
+    `tool_parser` and `reasoning_parser` name how the model writes tool calls and marks its reasoning; `auto`
+    finds that out, `none` reads neither.
     A tenant may hold the fraction `tenant_device` of the device's memory (1 is all of it), and likewise of
     the host's and the disk's; its pinned sessions may keep the fraction `tenant_pinned` of its part of the
     device. `tenant_shares` has other fractions for single tenants: by name, then by tier.
@@ -165,6 +167,8 @@ class EngineOptions:
     pack_weights: bool | None = None
     fast_start: bool = False
     speculate: Literal["none", "ngram"] = "none"
+    draft: str | None = None
+    draft_tokens: int | None = None
     tool_parser: str = AUTO
     reasoning_parser: str = AUTO
     audit: Literal["on", "strict"] = "on"
@@ -221,6 +225,12 @@ class EngineOptions:
             raise OptionError(
                 "device", f"{self.device} is one GPU, and tensor_parallel needs several: use cuda"
             )
+        if self.draft is not None and not self.draft:
+            raise OptionError("draft", "must name a model, not ''")
+        if self.draft is not None and self.tensor_parallel > 1:
+            raise OptionError("draft", "cannot be used with tensor_parallel: use one device, or no draft")
+        if self.draft_tokens is not None and self.draft is None:
+            raise OptionError("draft_tokens", "has no effect without draft: name a draft model as well")
         if self.disk is not None and not self.disk:
             raise OptionError("disk", "must name a directory, not ''")
 

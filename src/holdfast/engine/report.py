@@ -19,6 +19,7 @@ from holdfast.core.layout import Component
 from holdfast.core.ledger import Account, Holder, Kind, Ledger, Pool
 from holdfast.core.session import Place, Session
 from holdfast.engine.coarse import coarse
+from holdfast.engine.draft.reporting import draft_report
 from holdfast.engine.session_settings import DEFAULT_SETTINGS
 
 if TYPE_CHECKING:
@@ -181,9 +182,11 @@ def _report(loop: EngineLoop, census: Census, tenants: list[Report]) -> Report:
             "holders": census.holders(pool),
         }
         pools.append(shown)
+    draft: Report = {} if loop.drafts is None else {"draft": draft_report(loop.drafts, census.tenant)}
     return {
         "step": ledger.step,
         "pools": pools,
+        **draft,
         "top": census.largest(),
         "listening": listening_report(loop, census.tenant),
         "tenants": tenants,

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from holdfast.engine.assembly import build_loop
+from holdfast.engine.draft.opening import find_draft
 from holdfast.engine.durable.membership import Identity, Membership
 from holdfast.engine.echo import open_echo
 from holdfast.engine.grammars import begin_grammars
@@ -50,6 +51,8 @@ def open_loop(
     if name in ECHO_MODELS:
         if options.tensor_parallel > 1:
             raise OptionError("tensor_parallel", f"must be 1: {name} has no weights to divide")
+        if options.draft is not None:
+            raise OptionError("draft", f"cannot be used: {name} has no weights to draft for")
         return open_echo(name, options, observer, member=member)
     device = _device(options.device)
     if device.index is not None:
@@ -61,6 +64,7 @@ def open_loop(
     checkpoint = open_checkpoint(path)
     check_context(options, checkpoint.config.context_length, checkpoint.config.context_reach)
     tokenizer = open_tokenizer(checkpoint)  # Fails before the weights are loaded, which takes long.
+    draft = find_draft(options, tokenizer)
     formats = _formats(checkpoint, tokenizer, options)
     tokenizer = tokenizer.writing_calls(formats.calls)
     ends = checkpoint.generation.eos_tokens or tokenizer.eos_tokens
@@ -84,6 +88,8 @@ def open_loop(
             crew.loaded()
         if device.type == "cpu":
             match_threads()
+        with _one_thread(), _room_for(device, "the draft model", "a smaller one, or a smaller draft_tokens,"):
+            loaded_draft = None if draft is None else draft.load(options, device, loaded.context_length)
         smaller = "smaller pools, or a smaller max_running or context_length,"
         with _room_for(device, "pools and steps", smaller):
             loop = build_loop(
@@ -91,7 +97,7 @@ def open_loop(
                 tokenizer,
                 checkpoint.generation,
                 options,
-                runner=crew,
+                runner=crew if loaded_draft is None else loaded_draft,
                 identity=Identity(identity, member),
                 answers=AnswerSetup(formats, grammars()),
                 observer=observer,

@@ -17,7 +17,7 @@ from holdfast.engine.step.graph_order import GraphCounts
 from holdfast.engine.step.lead import Lead
 from holdfast.engine.tiers.host import HostTier
 
-__all__ = ["DeviceGuard", "DeviceLost", "PlanRunner"]
+__all__ = ["DeviceGuard", "DeviceLost", "PlanRunner", "require_device"]
 
 
 class DeviceLost(RuntimeError):

@@ -177,6 +177,11 @@ class Tokenizer:
         return self._encoder.get_vocab_size(with_added_tokens=True)
 
     @property
+    def vocabulary(self) -> dict[str, int]:
+        """The number of each token, by its text; added tokens included."""
+        return self._encoder.get_vocab(with_added_tokens=True)
+
+    @property
     def special_tokens(self) -> frozenset[int]:
         """Special tokens, which `decode` leaves out by default."""
         return self._special

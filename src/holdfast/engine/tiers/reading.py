@@ -60,8 +60,10 @@ class SnapshotReader:
             self._reject(session.id, "it does not match what the session has computed")
             return False
         snapshot = self._store.snapshots[session.id]
-        header = self._store.header(snapshot.length, snapshot.tokens)
-        self._thread.submit(Job(JobKind.READ, session.id, snapshot.file, header, moves=[number]))
+        header = self._store.header_of(snapshot)
+        self._thread.submit(
+            Job(JobKind.READ, session.id, snapshot.file, header, moves=[number], snapshot=snapshot)
+        )
         return True
 
     def finish(self, job: Job) -> None:

@@ -22,8 +22,18 @@ from holdfast.models.memory import Memory
 Units = dict[Component, tuple[list[int], list[int]]]
 
 
+def units_from(session: Session, page: int) -> Units:
+    """Where everything lies that a session has computed, less pages before `page`; states as a whole."""
+    units, end = whole_units(session.sequence, session.parcel), session.sequence.pages
+    for component, (leased, own) in units.items():
+        if component is not Component.STATE:
+            skipped = max(0, page - (end - len(leased) - len(own)))
+            units[component] = (leased[skipped:], own[max(0, skipped - len(leased)) :])
+    return units
+
+
 class Gathering:
-    """A transfer from a session's units to tensors, by storage name, and where the units are."""
+    """A transfer from a session's units to tensors, by storage name, and where all its units are."""
 
     __slots__ = ("tensors", "transfer", "units")
 
@@ -49,22 +59,21 @@ class SessionMemory:
         self._host = host
         self._copier = copier
 
-    def size(self, session: Session) -> int:
-        """How many bytes a session's tensors have, without gathering them."""
+    def size(self, session: Session, page: int = 0) -> int:
+        """How many bytes a session's tensors have from `page` on, without gathering them."""
         size = 0
-        for component, (leased, own) in whole_units(session.sequence, session.parcel).items():
+        for component, (leased, own) in units_from(session, page).items():
             storages = self._device.storage(component.name.lower())
             size += (len(leased) + len(own)) * sum(storage[0].nbytes for storage in storages)
         return size
 
     @torch.inference_mode()
-    def gather(self, session: Session) -> Gathering:
-        """Begin to copy all units that hold what a session has computed, leased ones first."""
-        units = whole_units(session.sequence, session.parcel)
+    def gather(self, session: Session, page: int = 0) -> Gathering:
+        """Begin to copy the units of what a session has computed, from `page` on, leased ones first."""
         memory = self._memory_of(session)
         tensors: dict[str, Tensor] = {}
         pieces: list[Piece] = []
-        for component, (leased, own) in units.items():
+        for component, (leased, own) in units_from(session, page).items():
             name = component.name.lower()
             self._device.settle(name, leased)
             if memory is self._device:
@@ -76,7 +85,8 @@ class SessionMemory:
                 tensors[f"{name}.{index}"] = rows
                 pieces += pieces_of(device, leased, rows[: len(leased)])
                 pieces += pieces_of(there, own, rows[len(leased) :])
-        return Gathering(units, tensors, Transfer(iter(pieces), self._copier, outward=True))
+        transfer = Transfer(iter(pieces), self._copier, outward=True)
+        return Gathering(whole_units(session.sequence, session.parcel), tensors, transfer)
 
     def _memory_of(self, session: Session) -> Memory:
         """Where a session's own units are."""

@@ -15,6 +15,7 @@ from holdfast.core.layout import Tier
 from holdfast.engine.claims import Found
 from holdfast.engine.constraints.errors import GrammarError
 from holdfast.engine.constraints.grammar import Grammar
+from holdfast.engine.draft.reporting import draft_gauges
 from holdfast.engine.durable.store import LifeRow
 from holdfast.engine.grammars import GrammarRefused
 from holdfast.engine.loop import EngineLoop
@@ -251,6 +252,7 @@ class EngineCommands:
             loop_counts={work: list(counts) for work, counts in self.loop.times.counts.items()},
             loop_seconds=dict(self.loop.times.seconds),
             graphs=None if graphs is None else (graphs.captured, graphs.total),
+            drafts=draft_gauges(self.loop.drafts),
         )
 
     # --- questions --------------------------------------------------------------------------------

@@ -30,8 +30,10 @@ def joined_pulse(pulses: Sequence[wire.Pulse]) -> wire.Pulse | None:
         return None
     counters: Counter[str] = Counter()
     holders: Counter[tuple[str, str, str]] = Counter()
+    drafts: Counter[str] = Counter()
     for pulse in pulses:
         counters.update(pulse.counters)
+        drafts.update(pulse.drafts)
         for component, tier, kind, units in pulse.holders:
             holders[component, tier, kind] += units
     graphs = [pulse.graphs for pulse in pulses if pulse.graphs is not None]
@@ -45,6 +47,7 @@ def joined_pulse(pulses: Sequence[wire.Pulse]) -> wire.Pulse | None:
         findings=sum(pulse.findings for pulse in pulses),
         draining=all(pulse.draining for pulse in pulses),
         graphs=(sum(each[0] for each in graphs), sum(each[1] for each in graphs)) if graphs else None,
+        drafts=dict(drafts),
     )
 
 
@@ -77,7 +80,10 @@ def joined_memory(reports: Mapping[str, Report]) -> Report:
             {**each, "engine": name} for name, report in reports.items() for each in report["findings"]
         ],
         "engines": [
-            {"engine": name, "step": report["step"], "pools": report["pools"], "audit": report["audit"]}
+            {
+                "engine": name,
+                **{key: report[key] for key in ("step", "pools", "draft", "audit") if key in report},
+            }
             for name, report in reports.items()
         ],
     }

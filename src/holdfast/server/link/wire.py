@@ -574,6 +574,7 @@ class Pulse(msgspec.Struct, tag="pulse", frozen=True):
     """Whether the engine ends, and takes nothing new."""
     graphs: tuple[int, int] | None = None
     """CUDA graphs that are captured, and that there are to be; None without graphs."""
+    drafts: dict[str, int] = {}  # Gauges of the draft model, by the name of their metric.
 
 
 Report = Progress | Ready | Unable | Done | Declined | Step | Pulse | Welcome | Elsewhere

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Protocol, TextIO
 
+from holdfast.engine.draft.reporting import draft_lines
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pauses import bound_pauses, collect_when_idle
@@ -311,7 +312,12 @@ def model_facts(loop: EngineLoop, path: str) -> wire.ModelFacts:
         dtype=str(model.dtype).removeprefix("torch."),
         defaults={name: getattr(defaults, name) for name in CHECKPOINT_FIELDS},
         eos_tokens=list(setup.end_tokens),
-        plan=[*setup.memory_plan.lines(), *graph_lines(loop), *rank_lines(loop)],
+        plan=[
+            *setup.memory_plan.lines(),
+            *draft_lines(loop.drafts),
+            *graph_lines(loop),
+            *rank_lines(loop),
+        ],
         fingerprint=f"hf-{zlib.crc32(computed.encode()):08x}",
         constrains=setup.grammars.available,
         calls=setup.formats.calls,

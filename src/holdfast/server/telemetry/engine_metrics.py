@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from holdfast.engine.loop_times import BOUNDS
-from holdfast.server.telemetry.metrics import TOTALS
+from holdfast.server.telemetry.metrics import DRAFT_GAUGES, TOTALS
 
 if TYPE_CHECKING:
     from holdfast.server.link.remote_engine import RemoteEngine
@@ -78,6 +78,13 @@ class EnginesCollector(Collector):
                 total.add_metric((engine,), pulse.graphs[1])
         if captured.samples:
             yield from (captured, total)
+        for name, help_text in DRAFT_GAUGES.items():
+            family = GaugeMetricFamily(f"holdfast_{name}", help_text, labels=("engine",))
+            for engine, pulse in known:
+                if name in pulse.drafts:
+                    family.add_metric((engine,), pulse.drafts[name])
+            if family.samples:
+                yield family
 
     def _loop(self, engines: list[RemoteEngine]) -> Metric:
         family = HistogramMetricFamily(

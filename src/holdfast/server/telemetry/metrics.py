@@ -44,6 +44,14 @@ TOTALS = {
     "audit_findings": "Findings of the audit.",
 }
 
+DRAFT_GAUGES = {
+    "draft_pages_held": "Pages of the draft model's cache that sessions hold.",
+    "draft_pages_free": "Pages of the draft model's cache that are free.",
+    "draft_sessions": "Sessions with memory of the draft model.",
+    "draft_sessions_resting": "Sessions that do not draft for now, because drafts did not pay.",
+}
+"""Shown where the engine has a draft model."""
+
 
 class LedgerCollector(Collector):
     """Gauges of the engine's last pulse, and the totals of all pulses."""
@@ -80,6 +88,9 @@ class LedgerCollector(Collector):
             captured, total = pulse.graphs
             yield GaugeMetricFamily("holdfast_graphs_captured", "CUDA graphs captured.", value=captured)
             yield GaugeMetricFamily("holdfast_graphs", "CUDA graphs to be captured in all.", value=total)
+        for name, help_text in DRAFT_GAUGES.items():
+            if name in pulse.drafts:
+                yield GaugeMetricFamily(f"holdfast_{name}", help_text, value=pulse.drafts[name])
 
 
 class LoopCollector(Collector):
