@@ -224,8 +224,8 @@ def test_a_context_that_the_model_cannot_have_is_refused_before_its_weights_are_
 @pytest.mark.parametrize(
     ("part", "error", "said"),
     [
-        ("load_model", torch.OutOfMemoryError("tried 90 GiB"), "for the weights: a smaller model"),
-        ("load_model", RuntimeError("not enough memory: tried 90 GiB"), "for the weights: a smaller model"),
+        ("load_weights", torch.OutOfMemoryError("tried 90 GiB"), "for the weights: a smaller model"),
+        ("load_weights", RuntimeError("not enough memory: tried 90 GiB"), "for the weights: a smaller model"),
         ("build_loop", MemoryError("tried 90 GiB"), "for pools and steps: smaller pools"),
     ],
 )
@@ -248,6 +248,6 @@ def test_what_goes_wrong_otherwise_while_starting_keeps_its_name(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("an illegal instruction")
 
-    monkeypatch.setattr("holdfast.engine.startup.load_model", fail)
+    monkeypatch.setattr("holdfast.engine.startup.load_weights", fail)
     with pytest.raises(RuntimeError, match="an illegal instruction"):
         open_loop(str(write_model(tmp_path)), make_options())

@@ -13,19 +13,18 @@ from holdfast.engine.durable.membership import Identity, Membership
 from holdfast.engine.echo import open_echo
 from holdfast.engine.grammars import begin_grammars
 from holdfast.engine.listeners import SessionObserver
+from holdfast.engine.loading import configure_kernels, load_weights
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, OptionError, check_context
-from holdfast.engine.pull import ECHO_MODELS, cache_directory, resolve_model
+from holdfast.engine.pull import ECHO_MODELS, resolve_model
 from holdfast.engine.ranks.starting import start_ranks
 from holdfast.engine.setup import AnswerSetup, formats_of
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.text.tokenizer import Tokenizer, open_tokenizer
 from holdfast.engine.tiers.files import weights_identity
 from holdfast.engine.tools.choose import Chosen
-from holdfast.kernels import KernelSettings
-from holdfast.kernels import configure as configure_kernels
 from holdfast.kernels.cpu.library import match_threads
-from holdfast.models.checkpoint import Checkpoint, choose_placement, load_model, open_checkpoint
+from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.fields import Fields
 
 __all__ = ["Progress", "open_loop"]
@@ -58,8 +57,7 @@ def open_loop(
     if device.index is not None:
         # Kernels are launched, and events recorded, on the current device of the engine's thread.
         torch.cuda.set_device(device)
-    cache = cache_directory(options.cache)
-    configure_kernels(KernelSettings(options.cpu_kernels, options.cuda_kernels, options.c_compiler, cache))
+    configure_kernels(options)
     path = resolve_model(name, _stage(progress, "fetch"), options.cache)
     checkpoint = open_checkpoint(path)
     check_context(options, checkpoint.config.context_length, checkpoint.config.context_reach)
@@ -69,21 +67,12 @@ def open_loop(
     tokenizer = tokenizer.writing_calls(formats.calls)
     ends = checkpoint.generation.eos_tokens or tokenizer.eos_tokens
     grammars = begin_grammars(tokenizer, checkpoint.config.vocabulary, ends)
-    placement = choose_placement(checkpoint, device, options.dtype)
-    pack = False if options.fast_start and options.pack_weights is None else options.pack_weights
     identity = weights_identity(path) if options.disk is not None else ""
     crew = start_ranks(str(path), checkpoint, options, device)
     try:
         with _one_thread(), _room_for(device, "the weights", "a smaller model, or weights in fewer bits,"):
-            loaded = load_model(
-                checkpoint,
-                placement,
-                load_format=options.load_format,
-                context_length=options.context_length,
-                pack_weights=pack,
-                progress=_stage(progress, "load"),
-                group=None if crew is None else crew.group,
-            )
+            group = None if crew is None else crew.group
+            loaded = load_weights(checkpoint, options, device, _stage(progress, "load"), group)
         if crew is not None:
             crew.loaded()
         if device.type == "cpu":

@@ -24,9 +24,9 @@ import torch
 
 from holdfast import kernels
 from holdfast.core.turn import Turn
+from holdfast.engine.loading import configure_kernels, load_weights
 from holdfast.engine.memory_plan import memory_types, plan_memory
 from holdfast.engine.options import EngineOptions, OptionError, make_options
-from holdfast.engine.pull import cache_directory
 from holdfast.engine.ranks import messages
 from holdfast.engine.ranks.exchange import receive_part, send_part
 from holdfast.engine.ranks.group import RankGroup, join
@@ -37,10 +37,8 @@ from holdfast.engine.step.flight import Forwarded
 from holdfast.engine.step.inputs import Shape
 from holdfast.engine.step.profiling import measure_step
 from holdfast.engine.text.stream import TurnStream
-from holdfast.kernels import KernelSettings
-from holdfast.kernels import configure as configure_kernels
 from holdfast.kernels.cpu.library import match_threads
-from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
+from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.fields import ConfigurationError
 from holdfast.models.model import Model
 from holdfast.models.ranks import Ranks
@@ -146,18 +144,8 @@ def _load(setup: dict[str, Any], options: EngineOptions, group: RankGroup) -> Mo
     device = torch.device(setup["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    cache = cache_directory(options.cache)
-    configure_kernels(KernelSettings(options.cpu_kernels, options.cuda_kernels, options.c_compiler, cache))
-    checkpoint = open_checkpoint(Path(setup["model"]))
-    pack = False if options.fast_start and options.pack_weights is None else options.pack_weights
-    model = load_model(
-        checkpoint,
-        choose_placement(checkpoint, device, options.dtype),
-        load_format=options.load_format,
-        context_length=options.context_length,
-        pack_weights=pack,
-        group=group,
-    )
+    configure_kernels(options)
+    model = load_weights(open_checkpoint(Path(setup["model"])), options, device, group=group)
     if device.type == "cpu":
         match_threads()
     return model
