@@ -258,15 +258,17 @@ def test_the_engine_dies_in_the_middle_of_a_turn(tmp_path: Path) -> None:
 
 def _engine_process() -> int:
     """The process that computes, of the newest server that this one has started."""
-    parents, engines = {}, set()
+    parents, engines, started = {}, set(), {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            number, _, rest = path.read_text().partition(" (")
-            parents[int(number)] = int(rest.rpartition(")")[2].split()[1])
+            name, _, rest = path.read_text().partition(" (")
+            number, fields = int(name), rest.rpartition(")")[2].split()
+            parents[number], started[number] = int(fields[1]), int(fields[19])
             if b"holdfast.server.link.worker" in path.with_name("cmdline").read_bytes():
-                engines.add(int(number))
-    servers = [number for number, parent in parents.items() if parent == os.getpid()]
-    return max(number for number in engines if parents[number] == max(servers))
+                engines.add(number)
+    servers = [parents[number] for number in engines if parents.get(parents[number]) == os.getpid()]
+    newest = max(servers, key=started.__getitem__)
+    return next(number for number in engines if parents[number] == newest)
 
 
 def test_keys(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -5,7 +5,8 @@ import pytest
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Kind, OutOfUnits
 from holdfast.core.policy import Share, spill_order
-from holdfast.core.session import Place
+from holdfast.core.retention import Retention
+from holdfast.core.session import Place, Session
 from holdfast.core.tiers import start_spill
 from tests.core.driver import LAYOUTS, Driver, prompt
 
@@ -183,6 +184,35 @@ def test_at_a_quota_copies_of_other_tenants_stay() -> None:
     assert driver.session("b").sequence.copy is not None
 
 
+def test_beyond_its_quota_a_session_takes_no_copies_of_others() -> None:
+    driver = Driver("dense", PAGE, pages=80, host=20, shares={"red": Share(host=0.5)})
+    driver.open("a", "blue")
+    driver.turn("a", 26, 4)
+    leave(driver)
+    come_back(driver)
+    driver.open("b", "red")
+    driver.turn("b", 54, 4, 1)
+    assert not driver.scheduler.spill("b", driver.now, Tier.HOST)
+    assert driver.session("a").sequence.copy is not None
+
+
+def test_within_its_quota_a_short_host_gives_up_copies_of_others() -> None:
+    """The tenant's own copy is in the way of its quota, and then another's in the way of the pool."""
+    driver = Driver("dense", PAGE, pages=80, host=26, shares={"red": Share(host=0.62)})
+    for name, tenant in (("a", "blue"), ("b", "blue"), ("c", "red")):
+        driver.open(name, tenant)
+        driver.turn(name, 26, 4, ord(name))
+        leave(driver, name)
+    come_back(driver, "b")
+    come_back(driver, "c")
+    assert driver.counts(FULL, Tier.HOST) == {"SESSION": 8, "COPY": 16, "FREE": 2}
+    driver.open("d", "red")
+    driver.turn("d", 54, 4, 5)
+    assert leave(driver, "d") == {FULL: 15}
+    assert driver.session("a").place is Place.AWAY
+    assert driver.counts(FULL, Tier.HOST) == {"SESSION": 23, "FREE": 3}
+
+
 def test_the_copy_of_a_session_that_leaves_is_not_given_up() -> None:
     driver = Driver("dense", PAGE, pages=80, host=14)
     driver.open("a")
@@ -328,16 +358,26 @@ def test_sessions_whose_turn_waits_give_way_last_and_the_first_turn_at_the_end()
     driver.run()
 
 
+def half_of_them_away(host: int, **policy: object) -> tuple[Driver, list[Session]]:
+    """Eight sessions on a device for four of them; those that are on the host."""
+    driver = Driver("dense", PAGE, pages=35, host=host, **policy)
+    for number in range(8):
+        driver.open(f"s{number}")
+        driver.turn(f"s{number}", 26, 4, number)
+    sessions = list(driver.registry.sessions.values())
+    away = [session for session in sessions if session.place is Place.AWAY]
+    assert len(away) == 4 and leaving(driver) == 0
+    return driver, away
+
+
+def leaving(driver: Driver) -> int:
+    """How many sessions are on their way to the host."""
+    return sum(session.place is Place.LEAVING for session in driver.registry.sessions.values())
+
+
 def test_room_is_made_for_several_waiting_turns_at_a_time() -> None:
-    driver = Driver("dense", PAGE, pages=35, host=100)
-    names = [f"s{number}" for number in range(8)]
-    for number, name in enumerate(names):
-        driver.open(name)
-        driver.turn(name, 26, 4, number)
-    at_home = [name for name in names if driver.session(name).place is Place.HOME]
-    away = [name for name in names if driver.session(name).place is Place.AWAY]
-    assert len(at_home) == len(away) == 4, "half of them fit"
-    turns = [driver.submit(name, prompt(3, 9), 2) for name in away[:3]]
+    driver, away = half_of_them_away(host=100)
+    turns = [driver.submit(session.id, prompt(3, 9), 2) for session in away[:3]]
     plan = driver.step()
     assert len({move.number for move in plan.moves}) >= 3, "three leave at once"
     driver.run()
@@ -346,29 +386,96 @@ def test_room_is_made_for_several_waiting_turns_at_a_time() -> None:
 
 
 def test_nobody_leaves_ahead_where_the_host_has_no_room() -> None:
-    driver = Driver("dense", PAGE, pages=35, host=33)
-    names = [f"s{number}" for number in range(8)]
-    for number, name in enumerate(names):
-        driver.open(name)
-        driver.turn(name, 26, 4, number)
-    away = [name for name in names if driver.session(name).place is Place.AWAY]
-    waiting = [driver.session(name) for name in away]
-    before = {name: driver.session(name).place for name in names}
-    driver.scheduler.pressure.leave_ahead(waiting)
-    assert {name: driver.session(name).place for name in names} == before
+    driver, away = half_of_them_away(host=33)
+    driver.scheduler.pressure.leave_ahead(away)
+    assert leaving(driver) == 0
     assert driver.registry.counters.dropped == 0
 
 
-def test_what_leaves_already_counts_and_the_next_one_follows_it() -> None:
-    driver = Driver("dense", PAGE, pages=35, host=100)
-    names = [f"s{number}" for number in range(8)]
-    for number, name in enumerate(names):
+def test_no_copy_is_given_up_for_whoever_leaves_ahead() -> None:
+    driver = Driver("dense", PAGE, pages=20, host=25)
+    for name in ("a", "b", "c"):
         driver.open(name)
-        driver.turn(name, 26, 4, number)
-    waiting = [driver.session(name) for name in names if driver.session(name).place is Place.AWAY]
-    left = [len(waiting)]
-    for count in (1, 1, 2):
-        driver.scheduler.pressure.leave_ahead(waiting[:count])
-        left.append(sum(driver.session(name).place is Place.LEAVING for name in names))
-    assert left == [4, 1, 1, 2]
+        driver.turn(name, 26, 4, ord(name))
+        leave(driver, name)
+    come_back(driver, "a")
+    driver.turn("a", 9, 3, 1)
+    driver.open("d")
+    driver.turn("d", 26, 4, 2)
+    assert driver.counts().get("FREE", 0) < 8, "one more does not fit"
+    assert driver.counts(FULL, Tier.HOST) == {"SESSION": 16, "COPY": 7, "FREE": 2}
+    driver.scheduler.pressure.leave_ahead([driver.session("b")])
+    assert leaving(driver) == 0
+    assert driver.counts(FULL, Tier.HOST) == {"SESSION": 16, "COPY": 7, "FREE": 2}
+
+
+@pytest.mark.parametrize("needed", ["by a turn that waits", "pinned"])
+def test_what_is_needed_next_or_pinned_does_not_leave_ahead(needed: str) -> None:
+    driver, away = half_of_them_away(host=100, pinned_share=1.0)
+    for session in driver.registry.sessions.values():
+        if session.place is Place.HOME and needed == "pinned":
+            session.retention = Retention(pinned=True)
+        elif session.place is Place.HOME:
+            driver.submit(session.id, prompt(3, 9), 2)
+    driver.scheduler.pressure.leave_ahead(away)
+    assert leaving(driver) == 0
     driver.run()
+
+
+def test_what_leaves_already_counts_and_the_next_one_follows_it() -> None:
+    driver, away = half_of_them_away(host=100)
+    left = []
+    for count in (1, 1, 2):
+        driver.scheduler.pressure.leave_ahead(away[:count])
+        left.append(leaving(driver))
+    assert left == [1, 1, 2]
+    driver.run()
+
+
+def test_a_whole_copy_leaves_although_the_host_is_full() -> None:
+    driver = away_and_back("hybrid")
+    fillers = []
+    for component in driver.layout.components:
+        pool = driver.ledger.pool(component, Tier.HOST)
+        filler = driver.ledger.holder(Kind.QUARANTINE, "filler")
+        fillers.append(driver.ledger.take(pool, len(pool.free), filler))
+    assert driver.scheduler.spill("a", driver.now)
+    assert driver.session("a").place is Place.AWAY
+    for each in fillers:
+        each.release()
+    assert driver.turn("a", 3, 2, 1).cached == 30
+
+
+def test_a_session_that_comes_back_again_is_the_last_that_came_back() -> None:
+    driver = Driver("dense", PAGE, pages=80, host=25)
+    for name in ("a", "b"):
+        driver.open(name)
+        driver.turn(name, 26, 4, ord(name))
+        leave(driver, name)
+        come_back(driver, name)
+    leave(driver, "a")
+    come_back(driver, "a")
+    assert [session.id for session in driver.registry.moves.copied] == ["b", "a"]
+    driver.open("c")
+    driver.turn("c", 40, 4, 5)
+    leave(driver, "c")
+    assert [name for name in "ab" if driver.session(name).sequence.copy is not None] == ["b"]
+
+
+def test_nobody_leaves_ahead_before_a_session_that_has_no_room() -> None:
+    driver = Driver("dense", PAGE, pages=22, host=13)
+    for name, tokens in (("waiting", 26), ("long idle", 26), ("short", 6)):
+        driver.open(name)
+        driver.turn(name, tokens, 4, len(name))
+        driver.now += 1000.0
+        if name == "waiting":
+            leave(driver, name)
+    idle = [driver.session(name) for name in ("short", "long idle")]
+    assert [session.id for session in spill_order(idle, driver.now)] == ["long idle", "short"]
+    assert driver.registry.moves.spill_tier(idle[0], (Tier.HOST,)) is Tier.HOST
+    assert driver.registry.moves.spill_tier(idle[1], (Tier.HOST,)) is None
+    # 22 pages less 8 and 3: what waits would need 8 of the 11 that are free; the second one lacks 5.
+    waiting = driver.session("waiting")
+    assert waiting.place is Place.AWAY
+    driver.scheduler.pressure.leave_ahead([waiting, waiting])
+    assert {session.place for session in idle} == {Place.HOME}

@@ -30,7 +30,7 @@ def begin(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
     monkeypatch.setattr(graphs, "MIXED_TOKENS", (8, 32))
     monkeypatch.setattr(graphs, "MIXED_ROWS", (4, 6))
     engine.loop.executor.capture(record=record, first_only=True)
-    engine.loop.capturing = Capturing(engine.loop.executor, engine.loop.setup.model.device, lambda: 0.0)
+    engine.loop.capturing = Capturing(engine.loop.executor, lambda: 0.0)
     return made
 
 

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,8 @@ from holdfast.engine.engine import Engine, Session
 from holdfast.engine.tiers import back_off, background, portions
 from holdfast.engine.tiers.back_off import Cause
 from holdfast.engine.tiers.disk import DiskTier
-from holdfast.engine.tiers.files import Header, SnapshotFiles
-from holdfast.engine.tiers.session_memory import SessionMemory
+from holdfast.engine.tiers.files import Header, SnapshotFiles, decode, encode
+from holdfast.engine.tiers.session_memory import Gathering, SessionMemory
 from holdfast.engine.tiers.thread import DiskThread, Job, JobKind
 from tests.engine.conftest import Make
 from tests.engine.direct import direct
@@ -36,6 +36,9 @@ from tests.engine.test_disk_tier import (
     to_disk,
 )
 from tests.engine.tiny import greedy
+from tests.ranks.forked import forked_ranks
+
+__all__ = ["forked_ranks"]
 
 PATIENCE_SECONDS = 60.0
 
@@ -171,6 +174,49 @@ def test_a_file_of_something_else_is_not_read(
     assert turn.usage.cached_tokens < 60
     assert "session s is computed again: its snapshot cannot be used" in caplog.text
     assert "s" not in disk.store.snapshots
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda rows: None, "it has no tensor full.0"),
+        (lambda rows: rows[:1], "it lacks pages"),
+        (lambda rows: rows[..., :1], "its tensor full.0 is ["),
+        (lambda rows: rows.to(torch.float16), "of torch.float16, not"),
+    ],
+    ids=["missing", "few rows", "narrow rows", "other dtype"],
+)
+def test_a_file_whose_tensors_do_not_fit_costs_computing_it_again(
+    make: Make,
+    forked_ranks: None,
+    tmp_path: Path,
+    ranks: int,
+    change: Callable[[torch.Tensor], torch.Tensor | None],
+    problem: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its header and its checksums say that it is good, and the tensors of the last rank are not."""
+    expected = make.once(conversation)[:3]
+    engine = make(**options(tmp_path), tensor_parallel=ranks)
+    session = engine.session(id="s")
+    talk(session, range(2))
+    to_disk(engine)
+    store = disk_of(engine).store
+    snapshot, prefix = store.snapshots["s"], "1." if ranks == 2 else ""
+    header = store.header(snapshot.length, snapshot.tokens)
+    tensors = decode(store.files.read(snapshot.file), header)
+    changed = change(tensors.pop(f"{prefix}full.0"))
+    if changed is not None:
+        tensors[f"{prefix}full.0"] = changed.clone()
+    store.files.write(snapshot.file, encode(header, tensors))
+    with caplog.at_level(logging.WARNING, "holdfast.disk"):
+        turn = session.say(said(2), greedy(9))
+        assert turn.token_ids == expected[2]
+    assert turn.usage.cached_tokens < 60
+    assert "session s is computed again: its snapshot cannot be used: it" in caplog.text
+    assert problem.replace("full.0", f"{prefix}full.0") in caplog.text
+    assert "s" not in store.snapshots
 
 
 # --- no room on the device ---
@@ -389,9 +435,9 @@ def count_copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     copied: list[str] = []
     gather = SessionMemory.gather
 
-    def noted(memory: SessionMemory, session: CoreSession) -> dict[str, torch.Tensor]:
+    def noted(memory: SessionMemory, session: CoreSession, page: int) -> Gathering:
         copied.append(session.id)
-        return gather(memory, session)
+        return gather(memory, session, page)
 
     monkeypatch.setattr(SessionMemory, "gather", noted)
     return copied

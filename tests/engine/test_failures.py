@@ -12,9 +12,9 @@ from holdfast import kernels
 from holdfast.core.registry import Plan
 from holdfast.core.scheduler import Scheduler
 from holdfast.engine.engine import Engine, TurnFailed
-from holdfast.engine.step.executor import DeviceLost
 from holdfast.engine.step.flight import Flight
 from holdfast.engine.step.inputs import Sample
+from holdfast.engine.step.runner import DeviceLost
 from holdfast.engine.text.tokenizer import Detokenizer
 from holdfast.kernels import Batch
 from holdfast.models.memory import Memory
@@ -124,7 +124,7 @@ def test_a_device_that_is_lost_ends_the_engine_and_one_that_is_not_does_not(
     """After an error of a kernel a GPU fails all that it is asked: the supervisor has another process."""
     engine = tiny_engine(directories["llama"])
     break_forward(engine, raising(1, 3))
-    engine.loop._device = torch.device("cuda", 0)
+    engine.loop.executor.guard.device = torch.device("cuda", 0)
     asked: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
     turn = engine.session().say(PROMPTS[0], greedy(COUNT))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from holdfast import kernels
+from holdfast.kernels import ExpertForm
 from holdfast.kernels.cuda.codes import PackedCodes, expanded, expanded_experts
 from holdfast.kernels.quantised import QuantisedWeight
 from holdfast.kernels.torch.quantised import dequantise
@@ -78,9 +79,8 @@ def check_codes_experts(dtype: torch.dtype) -> Errors:
                 x = normal(dtype, tokens, hidden)
                 ids = torch.rand(tokens, count, device="cuda").argsort(-1)[:, :4].contiguous()
                 shares = torch.rand(tokens, 4, device="cuda")
-                actual = kernels.experts_codes(
-                    x, ids, shares, p13, p2, activation=activation, bias13=bias13, bias2=bias2
-                )
+                form = ExpertForm(activation, bias13=bias13, bias2=bias2)
+                actual = kernels.experts(x, ids, shares, p13, p2, form)
                 expected = torch.zeros(tokens, hidden, dtype=torch.float64, device="cuda")
                 for expert in range(count):
                     chosen, picks = (ids == expert).nonzero(as_tuple=True)

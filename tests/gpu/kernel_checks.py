@@ -15,7 +15,15 @@ import torch
 
 from holdfast import kernels
 from holdfast.bench.gpu.key_lists import allocate_pieces, allocate_queue, has_queue
-from holdfast.kernels import Batch, Mamba2Weights, Rotation, TokenMasks, build_batch, takes_queue
+from holdfast.kernels import (
+    Batch,
+    ExpertForm,
+    Mamba2Weights,
+    Rotation,
+    TokenMasks,
+    build_batch,
+    takes_queue,
+)
 from holdfast.kernels import torch as reference
 from holdfast.kernels.torch.sampling import waiting_times
 from tests.kernels import naive
@@ -397,7 +405,8 @@ def check_experts(dtype: torch.dtype) -> Errors:
         w13 = normal(dtype, count, wide, hidden) * hidden**-0.5
         w2 = normal(dtype, count, hidden, inner) * inner**-0.5
         b13, b2 = normal(dtype, count, wide), normal(dtype, count, hidden)
-        actual = kernels.experts(x, ids, shares, w13, w2, activation=activation, bias13=b13, bias2=b2)
+        form = ExpertForm(activation, bias13=b13, bias2=b2)
+        actual = kernels.experts(x, ids, shares, w13, w2, form)
         yield error(actual, naive.experts(x, ids, shares, w13, w2, activation, b13, b2))
 
 

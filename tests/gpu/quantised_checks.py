@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from holdfast import kernels
+from holdfast.kernels import ExpertForm
 from holdfast.kernels.quantised import Codes, QuantisedWeight
 from holdfast.kernels.torch.quantised import dequantise
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
@@ -82,9 +83,8 @@ def check_quantised_experts(dtype: torch.dtype) -> Errors:
             x = normal(dtype, tokens, hidden)
             ids = torch.rand(tokens, count, device="cuda").argsort(-1)[:, :4].contiguous()
             shares = torch.rand(tokens, 4, device="cuda")
-            actual = kernels.experts_quantised(
-                x, ids, shares, w13, w2, activation="swiglu_clamped", bias13=bias13, bias2=bias2
-            )
+            form = ExpertForm("swiglu_clamped", bias13=bias13, bias2=bias2)
+            actual = kernels.experts(x, ids, shares, w13, w2, form)
             expected = torch.zeros(tokens, hidden, dtype=torch.float64, device="cuda")
             for expert in range(count):
                 chosen, picks = (ids == expert).nonzero(as_tuple=True)

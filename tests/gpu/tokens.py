@@ -101,7 +101,7 @@ def strict_loop(model: Model, way: Way, page_size: int, overlap: bool, rows: int
         assert isinstance(loop.executor, Executor)
         loop.executor.capture(first_only=True)
         # The clock stands still: a graph is captured as soon as a step has lacked it.
-        loop.capturing = Capturing(loop.executor, model.device, lambda: 0.0)
+        loop.capturing = Capturing(loop.executor, lambda: 0.0)
     return loop
 
 

@@ -272,11 +272,12 @@ def check_experts(block: int, hidden: int, inner: int, emulation: dict[str, int]
         emulation |= {"experts": count, "blocks": len(experts)}
     x, shares = torch.randn(tokens, hidden).bfloat16(), torch.rand(tokens, of_token)
     bias13, bias2 = torch.randn(count, 2 * inner).bfloat16(), torch.randn(count, hidden).bfloat16()
-    picks = (torch.tensor(order, dtype=torch.int32), torch.tensor(experts, dtype=torch.int32), shares)
+    listed = (torch.tensor(each, dtype=torch.int32) for each in (order, experts))
+    picks = codes.SortedPicks(*listed, shares, of_token)
     middle = torch.full((tokens * of_token, inner), torch.nan).bfloat16()
     parts = torch.full((tokens * of_token, hidden), torch.nan)
-    codes.expert_product(x, p13, bias13, "swiglu_clamped", middle, picks, of_token)
-    codes.expert_product(middle, p2, bias2, None, parts, picks, 1)
+    codes.expert_product(x, p13, bias13, "swiglu_clamped", middle, picks)
+    codes.expert_product(middle, p2, bias2, None, parts, picks._replace(divide=1))
     for pick, expert in enumerate(ids.flatten().tolist()):
         up = x[pick // of_token].float() @ dense_of(first.expert(expert)).T + bias13[expert].float()
         made = activate(up[None], "swiglu_clamped")[0].bfloat16()

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from holdfast.kernels import Clamp, Mamba2Weights, Rotation, build_batch
+from holdfast.kernels import Clamp, ExpertForm, Mamba2Weights, Rotation, build_batch
 from tests.kernels import naive
 from tests.kernels.batches import NAN, fill_cache, paged_batch, relative_error
 
@@ -306,9 +306,8 @@ def test_experts(ops: ModuleType, generator: torch.Generator, activation: str) -
     weights = normal(generator, tokens, picks).softmax(-1)
     w13, w2 = normal(generator, count, wide, hidden), normal(generator, count, hidden, inner)
     for biases in ((None, None), (normal(generator, count, wide), normal(generator, count, hidden))):
-        actual = ops.experts(
-            x, ids, weights, w13, w2, activation=activation, bias13=biases[0], bias2=biases[1]
-        )
+        form = ExpertForm(activation, bias13=biases[0], bias2=biases[1])
+        actual = ops.experts(x, ids, weights, w13, w2, form)
         expected = naive.experts(x, ids, weights, w13, w2, activation, *biases)
         assert relative_error(actual, expected) < CLOSE
 
@@ -317,10 +316,10 @@ def test_experts_with_another_clamp(ops: ModuleType, generator: torch.Generator)
     """Alpha and limit are the caller's: one expert is the two products with the activation between them."""
     x, ids, share = normal(generator, 7, 12), torch.zeros(7, 1, dtype=torch.int64), torch.ones(7, 1)
     w13, w2 = normal(generator, 1, 20, 12), normal(generator, 1, 12, 10)
-    actual = ops.experts(x, ids, share, w13, w2, activation="swiglu_clamped", clamp=Clamp(0.8, 1.5))
+    actual = ops.experts(x, ids, share, w13, w2, ExpertForm("swiglu_clamped", Clamp(0.8, 1.5)))
     inner = ops.swiglu_clamped(x @ w13[0].T, alpha=0.8, limit=1.5)
     assert relative_error(actual, inner @ w2[0].T) < CLOSE
-    usual = ops.experts(x, ids, share, w13, w2, activation="swiglu_clamped")
+    usual = ops.experts(x, ids, share, w13, w2, ExpertForm("swiglu_clamped"))
     assert relative_error(actual, usual) > 0.1
 
 

@@ -10,7 +10,7 @@ import torch
 from holdfast.kernels.cpu.experts import experts_packed
 from holdfast.kernels.cpu.matrix import available
 from holdfast.kernels.quantised import Codes, QuantisedWeight, joined, stacked
-from holdfast.kernels.torch.activation import activate
+from holdfast.kernels.torch.activation import ExpertForm, activate
 from holdfast.kernels.torch.quantised import E2M1
 from holdfast.models.quantised.products import packed
 from tests.kernels.interpreter import INTERPRETED
@@ -145,9 +145,8 @@ def test_experts(ops: ModuleType, form: str) -> None:
     )
     stacks = stacked(up), stacked(down)
     assert stacks[0] is not None and stacks[1] is not None
-    found = ops.experts_quantised(
-        x, ids, shares, *stacks, activation="swiglu_clamped", bias13=biases[0], bias2=biases[1]
-    )
+    form_of_experts = ExpertForm("swiglu_clamped", bias13=biases[0], bias2=biases[1])
+    found = ops.experts_quantised(x, ids, shares, *stacks, form_of_experts)
     dense = {index: (meant(up[index]), meant(down[index])) for index in ids.unique().tolist()}
     expected = torch.zeros(tokens, hidden, dtype=torch.float64)
     for token in range(tokens):
@@ -183,11 +182,11 @@ def test_experts_by_c_kernels() -> None:
     ids = torch.tensor([[0, 1], [1, 0], [1, 0], [0, 1], [0, 1], [1, 0]])
     shares = torch.rand(6, 2, generator=generator)
     bias = torch.randn(2, 64, generator=generator)
-    found = experts_packed(x, ids, shares, *matrices, bias13=bias, bias2=bias)
+    found = experts_packed(x, ids, shares, *matrices, ExpertForm(bias13=bias, bias2=bias))
     stacks = stacked(up), stacked(down)
     assert stacks[0] is not None and stacks[1] is not None
     torch_ops = import_module("holdfast.kernels.torch")
-    expected = torch_ops.experts_quantised(x, ids, shares, *stacks, bias13=bias, bias2=bias)
+    expected = torch_ops.experts_quantised(x, ids, shares, *stacks, ExpertForm(bias13=bias, bias2=bias))
     assert error(found, expected.double()) < 0.02
 
 

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from holdfast.engine.engine import Engine
 from holdfast.engine.ranks import crew
 from holdfast.engine.ranks.crew import RankLost
+from holdfast.engine.step.executor import Executor
+from holdfast.engine.step.graphs import StepGraphs
 from tests.engine.tiny import greedy, tiny_engine, write_model
 from tests.server.serving import Server
 
@@ -30,15 +33,31 @@ def follower_of(process: int) -> int:
     return found
 
 
-def wait_gone(process: int) -> None:
-    """Wait until a process has ended, and its parent or the system has heard of it."""
+def state_of(process: int) -> str:
+    """The state of a process in a letter; Z if it is gone."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+
+
+def wait_for(process: int, state: str) -> None:
+    """Wait until a process is in a state."""
     deadline = time.monotonic() + 30
-    while Path(f"/proc/{process}").exists():
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-        if state == "Z":
-            return
-        assert time.monotonic() < deadline, f"process {process} is left"
+    while state_of(process) != state:
+        assert time.monotonic() < deadline, f"process {process} is {state_of(process)}, not {state}"
         time.sleep(0.01)
+
+
+def wait_gone(process: int) -> None:
+    """Wait until a process has ended, whether or not its parent has heard of it."""
+    wait_for(process, "Z")
+
+
+def stop(process: int) -> None:
+    """Stop a process."""
+    os.kill(process, signal.SIGSTOP)
+    wait_for(process, "T")
 
 
 def loaded(server: Server) -> list[threading.Thread]:
@@ -101,7 +120,7 @@ def broken(engine: Engine) -> None:
     turn = engine.session().say([20, 30, 40], greedy(400))
     with pytest.raises(RankLost):
         turn.wait()
-    for process in engine.loop._lead._processes:  # type: ignore[union-attr]
+    for process in engine.loop.executor.guard.lead._processes:  # type: ignore[union-attr]
         wait_gone(process.pid)
     with pytest.raises(RankLost):
         engine.loop.step()
@@ -109,7 +128,7 @@ def broken(engine: Engine) -> None:
 
 def test_a_rank_that_dies_ends_the_engine(directory: Path, forked_ranks: None) -> None:
     engine = tiny_engine(directory, tensor_parallel=2)
-    (process,) = engine.loop._lead._processes  # type: ignore[union-attr]
+    (process,) = engine.loop.executor.guard.lead._processes  # type: ignore[union-attr]
     os.kill(process.pid, signal.SIGKILL)
     broken(engine)
 
@@ -119,9 +138,52 @@ def test_a_rank_that_stalls_ends_the_engine(
 ) -> None:
     monkeypatch.setattr(crew, "SUM_SECONDS", 3.0)
     engine = tiny_engine(directory, tensor_parallel=2)
-    (process,) = engine.loop._lead._processes  # type: ignore[union-attr]
-    os.kill(process.pid, signal.SIGSTOP)
+    (process,) = engine.loop.executor.guard.lead._processes  # type: ignore[union-attr]
+    stop(process.pid)
     broken(engine)
+
+
+def test_a_rank_that_reads_nothing_ends_the_engine(
+    directory: Path, forked_ranks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is told fills its stream before any sum waits for it."""
+    engine = tiny_engine(directory, tensor_parallel=2)
+    lead = engine.loop.executor.guard.lead
+    (process,) = lead._processes  # type: ignore[union-attr]
+    stop(process.pid)
+    monkeypatch.setattr(crew, "SUM_SECONDS", 0.1)
+    with pytest.raises(RankLost, match="rank 1 reads nothing"):
+        lead.fence([0] * (4 << 20))  # type: ignore[union-attr]
+    wait_gone(process.pid)
+    with pytest.raises(RankLost, match="rank 1 reads nothing"):
+        lead.fence([0])  # type: ignore[union-attr]
+
+
+def test_a_capture_that_fails_ends_the_engine(
+    directory: Path, recording_ranks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank is in the middle of it, and would take the next step for its rest."""
+    engine = tiny_engine(directory, tensor_parallel=2, max_running=6)
+    executor = engine.loop.executor
+    assert isinstance(executor, Executor)
+    executor.capture(first_only=True)
+
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory for a graph")
+
+    monkeypatch.setattr(StepGraphs, "capture", fails)
+    with pytest.raises(RankLost, match="a step failed on some of the ranks"):
+        engine.loop.capturing.when_idle()
+
+
+def test_ranks_end_in_order_with_their_engine(
+    directory: Path, forked_ranks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "STOP_SECONDS", 60.0)
+    engine = tiny_engine(directory, tensor_parallel=2)
+    engine.session().say([20, 30, 40], greedy(4)).wait()
+    engine.close()
+    assert [process.poll() for process in engine.loop.executor.guard.lead._processes] == [0]  # type: ignore[union-attr]
 
 
 def test_a_closed_engine_says_so(directory: Path, forked_ranks: None) -> None:

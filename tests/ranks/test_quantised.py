@@ -12,13 +12,13 @@ from transformers import PreTrainedModel
 from holdfast.engine.ranks.group import RankGroup
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 from holdfast.models.fields import ConfigurationError
-from holdfast.models.ranks import Group, Ranks
+from holdfast.models.ranks import Group
 from holdfast.models.weights import Placement
 from tests.models.gguf_files import write_gguf
 from tests.models.paged import generate
 from tests.models.published import FORMS, publish, publish_gpt_oss
 from tests.models.small_published import SIZES, prompt
-from tests.ranks.together import run_ranks
+from tests.ranks.together import Alone, run_ranks
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
@@ -95,21 +95,6 @@ def test_parts_of_quantised_weights_mean_what_the_whole_means(
             error = (found[f"{name} {kind} logits"] - logits).abs().max() / logits.abs().max()
             # Kernels that keep codes round activations, whose partial sums are rounded once a rank.
             assert error <= (TOLERANCE if kind == "dense" else 0.05), f"{kind} {error}"
-
-
-class Alone:
-    """A rank that only loads."""
-
-    ranks = Ranks(0, 2)
-
-    def sum(self, x: Tensor) -> Tensor:
-        raise AssertionError(x)
-
-    def gather(self, x: Tensor) -> Tensor:
-        raise AssertionError(x)
-
-    def broadcast(self, x: Tensor) -> None:
-        raise AssertionError(x)
 
 
 @pytest.mark.parametrize("form", ORDERED)

@@ -46,3 +46,18 @@ def _be_rank(folder: Path, ranks: Ranks, work: Callable[[RankGroup], dict[str, T
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+class Alone:
+    """A rank that only loads."""
+
+    ranks = Ranks(0, 2)
+
+    def sum(self, x: Tensor) -> Tensor:
+        raise AssertionError(x)
+
+    def gather(self, x: Tensor) -> Tensor:
+        raise AssertionError(x)
+
+    def broadcast(self, x: Tensor) -> None:
+        raise AssertionError(x)

@@ -70,7 +70,7 @@ def make_world(rows_max: int = 8, fails_at: int | None = None) -> tuple[World, G
     world.device = world.client.device = loop.executor = device
     loop.now = device.clock
     loop.pacing = Pacing(device.clock)
-    loop.capturing = Capturing(device, torch.device("cpu"), device.clock)
+    loop.capturing = Capturing(device, device.clock)
     world.open("a", "b")
     return world, device
 

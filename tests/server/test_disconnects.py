@@ -157,11 +157,13 @@ def test_B5_a_turn_that_is_too_long_leaves_the_session(echo: Server) -> None:
 
 
 def test_B13_C7_a_turn_longer_than_the_time_to_live_keeps_its_session(echo: Server) -> None:
-    name = echo.open(ttl=0.6)
-    call: Any = long_turn(echo, name, "long", timeout=1.2, on_abort="keep")
-    call.join()
+    for ttl in (0.6, 2.0, 6.0):  # On a slow machine a session may expire before its turn comes.
+        body = {"input": "abc", "timeout": 2 * ttl, "on_abort": "keep", "sampling": ENDLESS}
+        answer = echo.post(f"/v1/sessions/{echo.open(ttl=ttl)}/turns", body)
+        if answer.status_code != 410:
+            break
     # It is the turn's own deadline that ends it, not the session's.
-    assert call.answer.json()["abort_reason"] == "deadline"
+    assert answer.json()["abort_reason"] == "deadline", answer.text
 
 
 def test_B17_the_gauges_are_the_ledger_s(echo: Server) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.server.apart import until
 from tests.server.bad_values import SECRET
 from tests.server.openai_talking import Body, OpenAITalk, message, text_of
 from tests.server.serving import Server
@@ -169,5 +170,5 @@ def test_a_lost_connection_ends_its_response_and_its_session(caller: Server) -> 
     talk.send({"type": RESPOND})
     talk.hear("response.output_text.delta")
     talk.connection.socket.close()
+    until(lambda: caller.get("/v1/sessions").json()["sessions"] == [])
     caller.settle()
-    assert caller.get("/v1/sessions").json()["sessions"] == []

@@ -186,7 +186,11 @@ def test_a_turn_that_is_taken_back_at_its_deadline_says_nothing(echo: Server) ->
     turn = echo.say(session, "x" * 50, timeout=0.05, sampling={**LONG})
     assert (turn["finish_reason"], turn["text"], turn["token_ids"]) == ("abort", "", [])
     assert echo.state(session)["turns"] == 0
-    turn = echo.say(session, "x" * 50, timeout=0.5, sampling={**LONG}, on_abort="keep")
+    for timeout in (0.5, 2.0, 8.0):  # On a slow machine the deadline may come before the first token.
+        turn = echo.say(session, "x" * 50, timeout=timeout, sampling={**LONG}, on_abort="keep")
+        if turn["usage"]["completion_tokens"]:
+            break
+        session = echo.open()
     shown = echo.state(session)
     assert turn["finish_reason"] == "abort" and shown["turns"] == 1
     assert shown["tokens"]["known"] == turn["usage"]["prompt_tokens"] + len(turn["token_ids"])

@@ -233,7 +233,7 @@ def test_close_is_final_and_may_be_repeated(echo: Server) -> None:
 
 
 def test_a_session_expires_after_its_last_turn_and_says_so(echo: Server) -> None:
-    name = echo.open(ttl=1.5)
+    name = echo.open(ttl=4.0)
     echo.say(name, "hello")
     deadline = time.monotonic() + 20
     while (answer := echo.get(f"/v1/sessions/{name}")).status_code == 200:

@@ -25,8 +25,9 @@ from holdfast.engine.options import EngineOptions, tenant_parts
 from holdfast.engine.ranks.crew import Crew
 from holdfast.engine.ranks.exchange import RankedMemory
 from holdfast.engine.setup import AnswerSetup, EngineSetup
-from holdfast.engine.step.executor import Executor, PlanRunner
+from holdfast.engine.step.executor import Executor
 from holdfast.engine.step.profiling import measure_step
+from holdfast.engine.step.runner import PlanRunner
 from holdfast.engine.step.speculation import LENGTH_MAX as DRAFTS_MAX
 from holdfast.engine.step.speculation import Speculator
 from holdfast.engine.text.stream import TurnStream
@@ -132,7 +133,6 @@ def build_loop(
         ),
         disk=disk,
         speculator=speculator,
-        lead=crew,
         clock=clock,
     )
 

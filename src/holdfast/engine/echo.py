@@ -36,6 +36,7 @@ from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions
 from holdfast.engine.setup import AnswerSetup, formats_of
 from holdfast.engine.step.flight import Flight
+from holdfast.engine.step.runner import DeviceGuard
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tiers.host import HostTier
@@ -115,6 +116,7 @@ class EchoExecutor:
         self.stream_of = stream_of
         self.end = end
         self.host_tier = HostTier()
+        self.guard = DeviceGuard(torch.device("cpu"))
         self._words: dict[int, list[int]] = {}
         self._mask = MaskRows.allocated(1, end + 2)
 

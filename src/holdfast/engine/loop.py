@@ -20,10 +20,9 @@ from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.loop_times import LoopTimes
 from holdfast.engine.setup import EngineSetup
 from holdfast.engine.step.capturing import Capturing
-from holdfast.engine.step.executor import PlanRunner, require_device
 from holdfast.engine.step.flight import Flight
-from holdfast.engine.step.lead import Lead
 from holdfast.engine.step.pacing import Pacing
+from holdfast.engine.step.runner import PlanRunner
 from holdfast.engine.step.speculation import Speculator
 from holdfast.engine.tiers.disk import Cancellation, DiskTier
 
@@ -48,8 +47,6 @@ class EngineLoop:
     """Makes the steps of one engine. `startup.build_loop` puts it together."""
 
     __slots__ = (
-        "_device",
-        "_lead",
         "_overlap",
         "_pending",
         "capturing",
@@ -76,14 +73,12 @@ class EngineLoop:
         *,
         disk: DiskTier | None = None,
         speculator: Speculator | DraftProposer | None = None,
-        lead: Lead | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` gives seconds and never jumps; `lead` are the other ranks of the model.
+        """`clock` gives seconds and never jumps.
 
         `speculator` proposes drafts; one with a draft model prepares them before each plan.
         """
-        self._lead = lead
         self.setup = setup
         self.scheduler = scheduler
         self.executor = executor
@@ -97,8 +92,7 @@ class EngineLoop:
         self.pacing = Pacing()
         self._pending: Flight | StepResult | None = None
         device, overlap = setup.model.device, setup.options.overlap
-        self._device = device
-        self.capturing = Capturing(executor, device, clock)
+        self.capturing = Capturing(executor, clock)
         # A CPU that computes a step has no time to plan the next one.
         self._overlap = device.type == "cuda" if overlap is None else overlap
 
@@ -229,9 +223,7 @@ class EngineLoop:
 
     def _failure(self, plan: Plan, error: Exception) -> StepResult:
         log.error("step %d failed", plan.step, exc_info=error)
-        if self._lead is not None:
-            self._lead.require()
-        require_device(self._device)
+        self.executor.guard.require()
         return StepResult([], error=f"the executor failed: {type(error).__name__}")
 
     def shut_down(
@@ -270,8 +262,7 @@ class EngineLoop:
 
     def end_ranks(self) -> None:
         """End the other ranks of the model: no step follows."""
-        if self._lead is not None:
-            self._lead.close()
+        self.executor.guard.close()
 
 
 def _no_progress(done: int, total: int) -> None:

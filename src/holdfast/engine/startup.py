@@ -71,8 +71,8 @@ def open_loop(
     grammars = begin_grammars(tokenizer, checkpoint.config.vocabulary, ends)
     placement = choose_placement(checkpoint, device, options.dtype)
     pack = False if options.fast_start and options.pack_weights is None else options.pack_weights
-    crew = start_ranks(str(path), checkpoint, options, device)
     identity = weights_identity(path) if options.disk is not None else ""
+    crew = start_ranks(str(path), checkpoint, options, device)
     try:
         with _one_thread(), _room_for(device, "the weights", "a smaller model, or weights in fewer bits,"):
             loaded = load_model(

@@ -18,9 +18,10 @@ Conventions, for all functions:
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
+from torch import Tensor
 
 from holdfast.kernels.batch import (
     PIECE_FIELDS,
@@ -44,13 +45,15 @@ from holdfast.kernels.parameters import Mamba2Weights, Rotation, StepTables, Tok
 from holdfast.kernels.quantised import QuantisedWeight
 from holdfast.kernels.scaled import KvCache, ScaledCache
 from holdfast.kernels.settings import KernelSettings
-from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp
+from holdfast.kernels.torch.activation import PLAIN_EXPERTS, Activation, Clamp, ExpertForm
 
 __all__ = [
     "PIECE_FIELDS",
     "Activation",
     "Batch",
     "Clamp",
+    "ExpertForm",
+    "ExpertWeight",
     "KernelSettings",
     "KvCache",
     "Least",
@@ -75,8 +78,6 @@ __all__ = [
     "configure",
     "copy_units",
     "experts",
-    "experts_codes",
-    "experts_quantised",
     "gated_delta",
     "geglu",
     "linear",
@@ -108,6 +109,9 @@ __all__ = [
     "wake_states",
     "write_kv",
 ]
+
+ExpertWeight: TypeAlias = Tensor | QuantisedWeight | PackedCodes
+"""One weight of all experts: dense, quantised, or packed for the CUDA kernels."""
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, offset: float = 0.0) -> torch.Tensor:
@@ -360,61 +364,25 @@ def experts(
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
-    *,
-    activation: Activation = "swiglu",
-    clamp: Clamp = DEFAULT_CLAMP,
-    bias13: torch.Tensor | None = None,
-    bias2: torch.Tensor | None = None,
+    w13: ExpertWeight,
+    w2: ExpertWeight,
+    form: ExpertForm = PLAIN_EXPERTS,
 ) -> torch.Tensor:
     """Mixture of experts over x [T, hidden]; the router's choice is `ids` and `weights` [T, picks].
 
     w13 [experts, 2 * inner, hidden] holds gate then up (only `inner` rows for `relu_squared`), w2
-    [experts, hidden, inner]; biases are [experts, 2 * inner] and [experts, hidden]. `clamp` is for
-    `swiglu_clamped`. Returns the weighted sum.
+    [experts, hidden, inner], both of one type; activations are not rounded for those in fewer bits. Biases
+    are [experts, 2 * inner] and [experts, hidden]. Returns the weighted sum.
     """
-    out: torch.Tensor = implementation(x).experts(
-        x, ids, weights, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
-    )
-    return out
-
-
-def experts_quantised(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    w13: QuantisedWeight,
-    w2: QuantisedWeight,
-    *,
-    activation: Activation = "swiglu",
-    clamp: Clamp = DEFAULT_CLAMP,
-    bias13: torch.Tensor | None = None,
-    bias2: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """`experts` with quantised weights of the same shapes; activations are not rounded."""
-    out: torch.Tensor = implementation(x).experts_quantised(
-        x, ids, weights, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
-    )
-    return out
-
-
-def experts_codes(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    w13: PackedCodes,
-    w2: PackedCodes,
-    *,
-    activation: Activation = "swiglu",
-    clamp: Clamp = DEFAULT_CLAMP,
-    bias13: torch.Tensor | None = None,
-    bias2: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """`experts_quantised` with packed weights, the first one gated if the activation is."""
-    out: torch.Tensor = implementation(x).experts_codes(
-        x, ids, weights, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
-    )
+    kernels = implementation(x)
+    match w13:
+        case QuantisedWeight():
+            run = kernels.experts_quantised
+        case PackedCodes():
+            run = kernels.experts_codes
+        case _:
+            run = kernels.experts
+    out: torch.Tensor = run(x, ids, weights, w13, w2, form)
     return out
 
 

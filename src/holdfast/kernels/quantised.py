@@ -1,7 +1,7 @@
 """One description of a quantised weight, for every format in which checkpoints store them.
 
 Loaders (`holdfast.models.quantised`) turn each published format into a `QuantisedWeight`; the products
-(`linear_quantised`, `experts_quantised`) take nothing else. So a kernel is written for the kinds of codes,
+(`linear_quantised`, `experts`) take nothing else. So a kernel is written for the kinds of codes,
 not for the formats, and a format is one function that rearranges bytes.
 
 A weight element is `factor[o] * scale[o, g] * (code[o, k] - zero[o, g])`, where `g = k // group` and column k

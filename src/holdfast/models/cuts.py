@@ -66,7 +66,9 @@ class Cut:
             return self
         if size == 1:
             return None
-        group = BLOCK if size == -(-self.total // BLOCK) else -(-self.total // size)
+        group = BLOCK if size == -(-self.total // BLOCK) else -(-self.total // max(1, size))
+        if -(-self.total // group) != size:
+            raise ConfigurationError(f"{name} has a dimension of {size} where the model has {self.total}")
         runs: list[tuple[int, int]] = []
         for first, end in self.runs:
             if first % group or (end % group and end != self.total):
@@ -132,11 +134,15 @@ class Cuts:
         """The cut of a tensor that is stored with this shape; None: whole."""
         exact = self._tensors.get(name)
         if exact is not None:
-            assert len(exact) == len(shape), f"{name} is cut in {len(exact)} of {len(shape)} dimensions"
-            return tuple(None if cut is None else cut.stored(shape[at], name) for at, cut in enumerate(exact))
+            _require_dimensions(name, shape, len(exact))
+            wanted = [size if cut is None else cut.total for cut, size in zip(exact, shape, strict=True)]
+            if list(shape) != wanted:
+                raise ConfigurationError(f"{name} is {list(shape)}, not {wanted}")
+            return exact
         for ending, axes in _AXES.items():
             cuts = self._modules.get(name.removesuffix(ending)) if name.endswith(ending) else None
             if cuts is not None and shape:
+                _require_dimensions(name, shape, len(axes), fewer=True)
                 along = (None if axis is None else cuts[axis] for axis in axes[: len(shape)])
                 return tuple(
                     None if cut is None else cut.stored(size, name)
@@ -166,6 +172,12 @@ class Cuts:
         """The rank's part of a tensor in memory."""
         dimensions = self.of(name, tuple(whole.shape))
         return whole if dimensions is None else read_runs(whole.__getitem__, _runs(dimensions))
+
+
+def _require_dimensions(name: str, shape: tuple[int, ...], count: int, *, fewer: bool = False) -> None:
+    """Raise unless a tensor has so many dimensions, or also `fewer`."""
+    if len(shape) > count or (len(shape) < count and not fewer):
+        raise ConfigurationError(f"{name} is {list(shape)}: it should have {count} dimensions")
 
 
 def _runs(dimensions: Dimensions) -> Runs:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from holdfast import kernels
-from holdfast.kernels import Batch, Clamp, PackedCodes
+from holdfast.kernels import Batch, Clamp, ExpertForm, ExpertWeight
 from holdfast.kernels.cpu.experts import experts_packed
 from holdfast.kernels.cpu.matrix import PackedMatrix
 from holdfast.kernels.quantised import QuantisedWeight
@@ -28,8 +28,8 @@ _NO_CLAMP = Clamp(1.0, math.inf)
 """For gates that are not clamped; never read."""
 
 
-ExpertMatrices = Tensor | QuantisedWeight | PackedCodes | tuple[PackedMatrix, ...]
-"""One weight of all experts: dense, quantised, or packed for the CUDA or C kernels."""
+ExpertMatrices = ExpertWeight | tuple[PackedMatrix, ...]
+"""One weight of all experts; a tuple is packed for the C kernels."""
 
 
 class ExpertWeights(NamedTuple):
@@ -125,25 +125,12 @@ class Experts:
     def _products(self, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
         """The weighted sum of the chosen experts, by the kernel for their weights' form."""
         given = self._weights
-        activation, clamp, bias13, bias2 = self._activation, self._clamp, given.inner_bias, given.outer_bias
-        match given.inner, given.outer:
-            case Tensor() as w13, Tensor() as w2:
-                return kernels.experts(
-                    x, ids, shares, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
-                )
-            case QuantisedWeight() as w13, QuantisedWeight() as w2:
-                return kernels.experts_quantised(
-                    x, ids, shares, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
-                )
-            case PackedCodes() as w13, PackedCodes() as w2:
-                return kernels.experts_codes(
-                    x, ids, shares, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
-                )
-            case tuple() as w13, tuple() as w2:
-                return experts_packed(
-                    x, ids, shares, w13, w2, activation=activation, clamp=clamp, bias13=bias13, bias2=bias2
-                )
-        raise AssertionError("both weights of experts have the same form")
+        form = ExpertForm(self._activation, self._clamp, given.inner_bias, given.outer_bias)
+        inner, outer = given.inner, given.outer
+        if isinstance(inner, tuple) and isinstance(outer, tuple):
+            return experts_packed(x, ids, shares, inner, outer, form)
+        assert not isinstance(inner, tuple) and not isinstance(outer, tuple), "both have the same form"
+        return kernels.experts(x, ids, shares, inner, outer, form)
 
 
 def _packed(weights: ExpertWeights, *, gated: bool) -> ExpertWeights:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ __all__ = ["Crew", "RankLost"]
 log = logging.getLogger("holdfast.ranks")
 
 SUM_SECONDS = 60.0
-"""How long a sum over the ranks may take before a rank counts as stalled."""
+"""How long a sum over the ranks, or a rank that is told something, may take before it counts as stalled."""
 
 STOP_SECONDS = 5.0
 """How long ranks may take to end."""
@@ -135,10 +135,18 @@ class Crew:
     def measure(
         self, model: Model, tokens: int, page_size: int, rows_max: int, types: MemoryTypes, *, timed: bool
     ) -> StepCost:
-        """`profiling.measure_step` on all ranks."""
+        """`profiling.measure_step` on all ranks.
+
+        A step that does not fit cannot be tried again with fewer tokens: ranks may have stopped at different
+        sums of it.
+        """
         self._working = True
         self._publish(Frame(Kind.MEASURE, [tokens, page_size, rows_max, timed]))
-        cost = measure_step(model, tokens, page_size, rows_max, types, timed=timed)
+        try:
+            cost = measure_step(model, tokens, page_size, rows_max, types, timed=timed)
+        except torch.OutOfMemoryError as error:
+            text = f"must be less than {tokens} with this model on so many GPUs: such a step does not fit"
+            raise OptionError("step_tokens", text) from error
         self.done()
         return cost
 
@@ -148,11 +156,11 @@ class Crew:
             return
         self._closed = True
         frame = encode(Frame(Kind.STOP, []), self._digest)
-        for channel in self._channels:
+        for rank, channel in enumerate(self._channels, 1):
             try:
-                channel.send(frame)
-            except RankEnded:
-                log.warning("a rank has ended before it was told to")
+                channel.send(frame, STOP_SECONDS)
+            except RankEnded as error:
+                log.warning("rank %d %s before it was told to end", rank, error)
         self._reap()
 
     def kill(self) -> None:
@@ -166,32 +174,36 @@ class Crew:
         if self._group is not None:
             self._group.close()
         self._folder.cleanup()
-        for channel in self._channels:
-            channel.close()
         for process in self._processes:
             try:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        # Only now: a rank whose stream ends before it has read the last frame ends where it stands.
+        for channel in self._channels:
+            channel.close()
 
     # --- telling ----------------------------------------------------------------------------------
 
     def _publish(self, frame: Frame) -> None:
-        """Send a frame to all ranks."""
+        """Send a frame to all ranks; raises `RankLost` if one has ended or reads nothing."""
         if self._closed:
             return
         content = encode(frame, self._digest)
-        for channel in self._channels:
-            channel.send(content)
+        for rank, channel in enumerate(self._channels, 1):
+            try:
+                channel.send(content, SUM_SECONDS)
+            except RankEnded as error:
+                self._lose(f"rank {rank} {error}")
 
     def _tell(self, kind: Kind, numbers: list[int], body: bytes = b"", *, works: bool = False) -> None:
         """Tell the ranks of something, which has sums in it if it `works`."""
-        if works and self._closed and not self._lost:
-            self._lost = "the engine is closed"
         if self._working or self._lost:
-            raise RankLost(self._lost or "an earlier step failed on some of the ranks")
-        self._working = works and not self._closed
+            self._lose("an earlier step failed on some of the ranks")
+        if works and self._closed:
+            self._lose("the engine is closed")
+        self._working = works
         self._publish(Frame(kind, numbers, body))
 
     def step(self, call: StepCall, words: Words) -> None:
@@ -244,15 +256,18 @@ class Crew:
 
     def require(self) -> None:
         """Raise `RankLost` if the ranks no longer agree, or one has ended."""
-        if not self._lost and not self._closed:
-            ended = [rank for rank, process in enumerate(self._processes, 1) if process.poll() is not None]
-            if ended:
-                self._lost = f"rank {ended[0]} has ended"
-            elif self._working:
-                self._lost = "a step failed on some of the ranks"
-        if self._lost:
+        ended = [rank for rank, process in enumerate(self._processes, 1) if process.poll() is not None]
+        if ended and not self._closed:
+            self._lose(f"rank {ended[0]} has ended")
+        if self._working or self._lost:
+            self._lose("a step failed on some of the ranks")
+
+    def _lose(self, why: str) -> NoReturn:
+        """End all ranks, which no longer agree; the first reason is kept."""
+        self._lost = self._lost or why
+        if not self._closed:
             self.kill()
-            raise RankLost(self._lost)
+        raise RankLost(self._lost)
 
 
 def _written(options: EngineOptions) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from holdfast.engine.ranks.messages import Kind
 from holdfast.engine.ranks.units import GatheredUnits, RankUnits
 from holdfast.engine.tiers.host import Copier
 from holdfast.engine.tiers.portions import Transfer
-from holdfast.engine.tiers.session_memory import Gathering, SessionMemory
+from holdfast.engine.tiers.session_memory import Gathering, SessionMemory, own_rows, units_from
 from holdfast.models.memory import Memory
 
 __all__ = ["RankedMemory", "receive_part", "send_part"]
@@ -57,13 +57,13 @@ class RankedMemory(SessionMemory):
         self._crew = crew
         self._units = RankUnits(device, host)
 
-    def size(self, session: Session) -> int:
-        """How many bytes a session's tensors have on all ranks."""
-        return super().size(session) * self._crew.group.ranks.size
+    def size(self, session: Session, page: int = 0) -> int:
+        """How many bytes a session's tensors have from `page` on, on all ranks."""
+        return super().size(session, page) * self._crew.group.ranks.size
 
-    def gather(self, session: Session) -> Gathering:
-        """Copies of all units of a session, of every rank."""
-        crew, units = self._crew, whole_units(session.sequence, session.parcel)
+    def gather(self, session: Session, page: int = 0) -> Gathering:
+        """Copies of the units of a session from `page` on, of every rank."""
+        crew, units = self._crew, units_from(session, page)
         on_host = self._memory_of(session) is not self._device
         found = []
         for component, (leased, own) in units.items():
@@ -80,20 +80,32 @@ class RankedMemory(SessionMemory):
                 every[f"{rank}.{name}"] = torch.empty_like(tensor)
                 receive_part(crew.group, every[f"{rank}.{name}"], rank)
         crew.done()
-        return Gathering(units, every, Transfer(iter(()), self._copier, outward=True))
+        whole = whole_units(session.sequence, session.parcel)
+        return Gathering(whole, every, Transfer(iter(()), self._copier, outward=True))
 
     def scatter(self, session: Session, tensors: dict[str, Tensor]) -> Transfer:
         """Copy a file's tensors into the units of a session, on every rank."""
         assert session.parcel is not None
         crew = self._crew
-        for component, hold in session.parcel.home.items():
-            name, units = component.name.lower(), list(hold.units)
+        homes = {component.name.lower(): list(hold.units) for component, hold in session.parcel.home.items()}
+        # Checked before any rank is told: a file that does not fit costs one session, not the engine.
+        parts = {name: self._parts(name, len(units), tensors) for name, units in homes.items()}
+        for name, units in homes.items():
+            mine, *others = parts[name]
             self._device.overwritten(name, units)
-            for rank in range(1, crew.group.ranks.size):
+            for rank, part in enumerate(others, 1):
                 crew.begin(Kind.SCATTER, [rank, *messages.write_copy(name, units, [])])
-                for own in self._units.rows(name, 0):
-                    content = tensors[f"{rank}.{own}"]
-                    send_part(crew.group, content[len(content) - len(units) :], rank)
+                for rows in part:
+                    send_part(crew.group, rows, rank)
                 crew.done()
-            self._units.scatter(name, units, tensors)
+            self._units.scatter(name, units, mine)
         return Transfer(iter(()), self._copier, outward=False)
+
+    def _parts(self, name: str, count: int, tensors: dict[str, Tensor]) -> list[list[Tensor]]:
+        """The rows of each rank for each storage of a component; raises `BadFile` if one does not fit."""
+        prefixes = ["", *(f"{rank}." for rank in range(1, self._crew.group.ranks.size))]
+        storages = self._device.storage(name)
+        return [
+            [own_rows(tensors, f"{prefix}{name}.{index}", each, count) for index, each in enumerate(storages)]
+            for prefix in prefixes
+        ]

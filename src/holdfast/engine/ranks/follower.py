@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from holdfast import kernels
 from holdfast.core.turn import Turn
@@ -127,10 +126,10 @@ class Follower:
         if rank != self._group.ranks.rank:
             return
         name, units, _ = messages.read_copy(numbers)
-        tensors: dict[str, Tensor] = self._units.rows(name, len(units))
-        for tensor in tensors.values():
-            receive_part(self._group, tensor, 0)
-        self._units.scatter(name, units, tensors)
+        received = self._units.rows(name, len(units))
+        for rows in received:
+            receive_part(self._group, rows, 0)
+        self._units.scatter(name, units, received)
 
 
 def _pairs(frame: Frame) -> list[tuple[int, int]]:

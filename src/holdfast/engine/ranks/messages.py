@@ -31,7 +31,7 @@ _NAMES = tuple(component.name.lower() for component in Component)
 
 
 class RankEnded(RuntimeError):
-    """The process at the other end of a channel has ended."""
+    """The process at the other end of a channel has ended, or has stalled."""
 
 
 class Kind(IntEnum):
@@ -106,15 +106,19 @@ class Channel:
         self._socket = connection
         self.digest = Digest()
 
-    def send(self, content: bytes) -> None:
-        """Send an encoded frame."""
+    def send(self, content: bytes, seconds: float | None = None) -> None:
+        """Send an encoded frame; raises `RankEnded` if the other side is gone, or does not read in time."""
+        self._socket.settimeout(seconds)
         try:
             self._socket.sendall(content)
+        except TimeoutError as error:
+            raise RankEnded("reads nothing") from error
         except OSError as error:
-            raise RankEnded("a rank has ended") from error
+            raise RankEnded("has ended") from error
 
     def receive(self) -> Frame:
         """Wait for the next frame; raises `RankEnded` at the end of the stream."""
+        self._socket.settimeout(None)
         kind, count, size, digest = _HEADER.unpack(self._take(_HEADER.size))
         content = self._take(8 * count + size)
         if digest != self.digest.next(content):
@@ -128,9 +132,9 @@ class Channel:
             try:
                 part = self._socket.recv(min(size - len(parts), 1 << 20))
             except OSError as error:
-                raise RankEnded("a rank has ended") from error
+                raise RankEnded("has ended") from error
             if not part:
-                raise RankEnded("a rank has ended")
+                raise RankEnded("has ended")
             parts += part
         return bytes(parts)
 

@@ -5,7 +5,7 @@ A GPU has no room for a second copy of a long session. Used by `exchange` and by
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -51,17 +51,17 @@ class RankUnits:
                 tensors[f"{name}.{index}"] = parts[0] if len(parts) == 1 else torch.cat(parts)
         return tensors
 
-    def scatter(self, name: str, units: list[int], tensors: Mapping[str, Tensor]) -> None:
-        """Copy a file's tensors of a component into units."""
-        for index, storage in enumerate(self._device.storage(name)):
-            copy_in(storage, units, tensors[f"{name}.{index}"])
+    def scatter(self, name: str, units: list[int], rows: Sequence[Tensor]) -> None:
+        """Copy the rows of each storage of a component into units."""
+        for storage, content in zip(self._device.storage(name), rows, strict=True):
+            copy_in(storage, units, content)
 
-    def rows(self, name: str, count: int) -> dict[str, Tensor]:
-        """Room on the host for copies of so many units of a component, by storage name."""
-        return {
-            f"{name}.{index}": torch.empty((count, *storage.shape[1:]), dtype=storage.dtype)
-            for index, storage in enumerate(self._device.storage(name))
-        }
+    def rows(self, name: str, count: int) -> list[Tensor]:
+        """Room on the host for copies of so many units, for each storage of a component."""
+        return [
+            torch.empty((count, *storage.shape[1:]), dtype=storage.dtype)
+            for storage in self._device.storage(name)
+        ]
 
 
 def portions(storage: Tensor, units: list[int]) -> Iterator[tuple[slice, Tensor]]:
@@ -86,7 +86,6 @@ def copy_out(storage: Tensor, units: list[int]) -> Tensor:
 
 @torch.inference_mode()
 def copy_in(storage: Tensor, units: list[int], content: Tensor) -> None:
-    """Copy the last rows of a file's tensor into units; the rows before them are leased."""
-    own = content[len(content) - len(units) :]
+    """Copy rows into units."""
     for places, index in portions(storage, units):
-        storage.index_copy_(0, index, own[places].to(storage.device))
+        storage.index_copy_(0, index, content[places].to(storage.device))

@@ -14,9 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import torch
-
-from holdfast.engine.step.executor import PlanRunner, require_device
+from holdfast.engine.step.runner import PlanRunner
 
 __all__ = ["Capturing"]
 
@@ -29,12 +27,11 @@ BUSY_SHARE = 0.1
 class Capturing:
     """The captures of one engine while it serves."""
 
-    __slots__ = ("_clock", "_device", "_due", "_executor")
+    __slots__ = ("_clock", "_due", "_executor")
 
-    def __init__(self, executor: PlanRunner, device: torch.device, clock: Callable[[], float]) -> None:
+    def __init__(self, executor: PlanRunner, clock: Callable[[], float]) -> None:
         """`clock` gives seconds."""
         self._executor = executor
-        self._device = device
         self._clock = clock
         self._due = 0.0
 
@@ -67,7 +64,7 @@ class Capturing:
         except Exception as error:
             self._executor.abandon_graphs()
             log.warning("a CUDA graph could not be captured; going on without the others", exc_info=error)
-            require_device(self._device)
+            self._executor.guard.require()
             return False
         if captured:
             self._due = self._clock() + (self._clock() - begun) / BUSY_SHARE

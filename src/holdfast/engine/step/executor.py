@@ -58,7 +58,7 @@ from holdfast.engine.step.inputs import (
 )
 from holdfast.engine.step.lead import Lead, StepCall
 from holdfast.engine.step.results import logprobs_of, row_result, with_forced
-from holdfast.engine.step.runner import DeviceLost, PlanRunner, require_device
+from holdfast.engine.step.runner import DeviceGuard
 from holdfast.engine.step.sampler import BatchSampler, token_logprobs
 from holdfast.engine.step.split_keys import sharing_for
 from holdfast.engine.step.staging import Staging, fill
@@ -70,7 +70,7 @@ from holdfast.models.memory import Memory, UnitCounts
 from holdfast.models.model import Model
 from holdfast.models.resting import RowState
 
-__all__ = ["PROMPT_ROWS", "DeviceLost", "Executor", "PlanRunner", "require_device"]
+__all__ = ["PROMPT_ROWS", "Executor"]
 
 PROMPT_ROWS = 128
 """Prompt tokens whose logits are computed at a time: a GPU may lack memory for those of a long chunk."""
@@ -95,6 +95,7 @@ class Executor:
         """
         self.model = model
         self._lead = lead
+        self.guard = DeviceGuard(model.device, lead)
         self.layout = memory.layout
         # One more unit of each component for the padding of captured batches, unknown to the core.
         counts = memory.device

@@ -14,9 +14,10 @@ from holdfast.core.registry import Plan
 from holdfast.core.turn import Turn
 from holdfast.engine.step.flight import Flight
 from holdfast.engine.step.graph_order import GraphCounts
+from holdfast.engine.step.lead import Lead
 from holdfast.engine.tiers.host import HostTier
 
-__all__ = ["DeviceLost", "PlanRunner", "require_device"]
+__all__ = ["DeviceGuard", "DeviceLost", "PlanRunner", "require_device"]
 
 
 class DeviceLost(RuntimeError):
@@ -37,10 +38,32 @@ def require_device(device: torch.device) -> None:
         raise DeviceLost(f"{device}: the CUDA context is lost") from error
 
 
+class DeviceGuard:
+    """The device of a model and, if it is divided, its other ranks: whether they can go on, and their end."""
+
+    __slots__ = ("device", "lead")
+
+    def __init__(self, device: torch.device, lead: Lead | None = None) -> None:
+        self.device = device
+        self.lead = lead
+
+    def require(self) -> None:
+        """After an error: raise `DeviceLost` if no later step can succeed."""
+        if self.lead is not None:
+            self.lead.require()
+        require_device(self.device)
+
+    def close(self) -> None:
+        """No step follows: the other ranks end."""
+        if self.lead is not None:
+            self.lead.close()
+
+
 class PlanRunner(Protocol):
     """Runs plans in order; `Executor` does so with a model's weights."""
 
     host_tier: HostTier
+    guard: DeviceGuard
 
     def start(self, plan: Plan) -> Flight:
         """Launch a step."""

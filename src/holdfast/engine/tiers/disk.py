@@ -1,7 +1,8 @@
 """The disk tier: sessions' memory in snapshot files, which a thread of its own writes and reads.
 
 The core decides which sessions move; this tier moves them. A file holds everything that a session has
-computed, including what it leases from the prefix tree, so it also serves a restart:
+computed, including what it leases from the prefix tree, so it also serves a restart. A session that leaves
+again appends to its file what is new (`parts`):
 
     spill        copy of the units ──> file ──> fsync ──> row in the journal ──> the core gives the units up
     restore      file ──> checked ──> copied into the units that the core has taken ──> the core is told
@@ -25,7 +26,8 @@ from holdfast.engine.durable.records import StoredSession
 from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.tiers.back_off import Cause
 from holdfast.engine.tiers.background import BackgroundWriter
-from holdfast.engine.tiers.files import decode, encode
+from holdfast.engine.tiers.files import encode
+from holdfast.engine.tiers.parts import read_snapshot
 from holdfast.engine.tiers.reading import SnapshotReader
 from holdfast.engine.tiers.session_memory import SessionMemory
 from holdfast.engine.tiers.snapshots import SnapshotStore
@@ -91,13 +93,19 @@ class DiskTier:
 
     def _carry_out(self, job: Job) -> None:
         """Write or read a file, in the thread."""
-        if job.kind is JobKind.WRITE:
-            content = encode(job.header, job.tensors)
-            job.tensors = {}
-            self.store.files.write(job.file, content)
-            job.bytes = len(content)
+        files, snapshot = self.store.files, job.snapshot
+        if job.kind is JobKind.READ:
+            assert snapshot is not None, "a job that reads names the file"
+            page_size = self._scheduler.registry.ledger.layout.page_size
+            job.tensors = read_snapshot(files, snapshot, self.store.header_of, page_size)
+            return
+        content = encode(job.header, job.tensors, 0 if snapshot is None else snapshot.length)
+        job.tensors = {}
+        if snapshot is None:
+            files.write(job.file, content)
         else:
-            job.tensors = decode(self.store.files.read(job.file), job.header)
+            files.append(job.file, snapshot.bytes, content)
+        job.bytes = len(content)
 
     # --- between steps ----------------------------------------------------------------------------
 
@@ -164,7 +172,7 @@ class DiskTier:
         self.background.write_next()
 
     def truncated(self, session: Session, length: int) -> None:
-        """A session's history was cut at `length`: drop a file that reaches past the cut."""
+        """A session's history was cut at `length`: drop what its file has past the cut."""
         self.store.truncated(session, length)
 
     def forget(self, session_id: str) -> None:

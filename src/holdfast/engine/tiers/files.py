@@ -1,9 +1,12 @@
-"""Snapshot files: a session's memory as a safetensors file that says what it holds, with checksums.
+"""Snapshot files: a session's memory in safetensors parts that say what they hold, with checksums.
 
-The header names the model, the memory's layout and types, the number and digest of the tokens that the memory
-was computed from, and a checksum of every tensor. A file that is damaged or does not match is a `BadFile`,
-never a wrong answer. `SnapshotFiles` does all disk access: a file appears complete, after it and its
-directory were synced, or not at all. Called by the disk tier and its thread.
+The header of a part names the model, the memory's layout and types, the number and digest of the tokens that
+the memory was computed from, and a checksum of every tensor. A part that is damaged or does not match is a
+`BadFile`, never a wrong answer. Parts after the first hold what is new (`parts`).
+
+`SnapshotFiles` does all disk access. A file appears complete, after it and its directory were synced, or not
+at all. A part is appended and synced before a row of the journal counts it: bytes past those of the row are
+not read. Called by the disk tier and its thread.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -67,12 +70,33 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The complete file of a session: what it holds, and its size."""
+    """The file of a session: what it holds, and its size up to the end of its last part.
+
+    `earlier` is what the file held before that part was appended; None where it is the only part.
+    """
 
     file: str
     length: int
     tokens: str
     bytes: int
+    earlier: Snapshot | None = None
+
+    @property
+    def parts(self) -> list[Snapshot]:
+        """The file as it was after each of its parts, the first one first."""
+        found: list[Snapshot] = []
+        each: Snapshot | None = self
+        while each is not None:
+            found.append(each)
+            each = each.earlier
+        return found[::-1]
+
+    def within(self, length: int) -> Snapshot | None:
+        """The file up to the last part that holds no more than `length` tokens; None if none does."""
+        each: Snapshot | None = self
+        while each is not None and each.length > length:
+            each = each.earlier
+        return each
 
 
 class SnapshotFiles:
@@ -84,6 +108,8 @@ class SnapshotFiles:
         Without the lock, a second engine would remove the first one's files as orphans.
         """
         self.directory = directory
+        self.bytes_written = 0
+        """Bytes of all files and parts that were written."""
         self._aborted = False
         directory.mkdir(parents=True, exist_ok=True)
         self._lock: int | None = os.open(directory, os.O_RDONLY)
@@ -118,6 +144,29 @@ class SnapshotFiles:
             path.unlink(missing_ok=True)
             raise
 
+    def append(self, name: str, size: int, content: bytes) -> None:
+        """Append a part to the first `size` bytes of a file and sync it, or raise and leave those bytes."""
+        with _opened(self.directory / name, os.O_WRONLY) as descriptor:
+            if os.fstat(descriptor).st_size < size:
+                raise BadFile(f"it has less than {size} bytes")
+            try:
+                os.ftruncate(descriptor, size)
+                os.lseek(descriptor, size, os.SEEK_SET)
+                self.put(descriptor, content)
+                os.fsync(descriptor)
+            except Exception:
+                with suppress(OSError):  # Bytes past the last part are not read.
+                    os.ftruncate(descriptor, size)
+                raise
+
+    def cut(self, name: str, size: int) -> None:
+        """Remove what a file has past its first `size` bytes. What cannot be removed is not read."""
+        try:
+            if self.size(name) > size:
+                os.truncate(self.directory / name, size)
+        except OSError as error:
+            log.warning("an unused part of a snapshot cannot be removed: %s", error)
+
     def put(self, descriptor: int, content: bytes) -> None:
         """Write all bytes to an open file, or raise once aborted.
 
@@ -127,7 +176,9 @@ class SnapshotFiles:
         while view:
             if self._aborted:
                 raise OSError(errno.ECANCELED, "the engine ended before it was written")
-            view = view[os.write(descriptor, view[:WRITE_BYTES]) :]
+            written = os.write(descriptor, view[:WRITE_BYTES])
+            self.bytes_written += written
+            view = view[written:]
             if view:
                 os.fdatasync(descriptor)
 
@@ -143,13 +194,20 @@ class SnapshotFiles:
         """Whether there is such a file."""
         return (self.directory / name).is_file()
 
-    def read(self, name: str) -> bytes:
-        """All bytes of a file."""
-        return (self.directory / name).read_bytes()
+    def size(self, name: str) -> int:
+        """How many bytes a file has."""
+        return (self.directory / name).stat().st_size
 
-    def read_head(self, name: str) -> bytes:
-        """The header of a file, after its length."""
+    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        """The bytes of a file from `start` to `end`, or to its end."""
         with (self.directory / name).open("rb") as file:
+            file.seek(start)
+            return file.read() if end is None else file.read(end - start)
+
+    def read_head(self, name: str, start: int = 0) -> bytes:
+        """The header of the part that begins at `start`, after its length."""
+        with (self.directory / name).open("rb") as file:
+            file.seek(start)
             size = file.read(8)
             return size + file.read(min(int.from_bytes(size, "little"), HEADER_BYTES_MAX))
 
@@ -175,30 +233,31 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def encode(header: Header, tensors: Mapping[str, Tensor]) -> bytes:
-    """The bytes of a file."""
+def encode(header: Header, tensors: Mapping[str, Tensor], after: int = 0) -> bytes:
+    """The bytes of a part that holds what a file with the first `after` tokens lacks."""
     described = {name: str(value) for name, value in asdict(header).items() if value != ""}
+    follows = {"after": str(after)} if after else {}
     sums = {f"checksum {name}": str(_checksum(tensor)) for name, tensor in tensors.items()}
-    return save(dict(tensors), {"format": FORMAT, **described, **sums})
+    return save(dict(tensors), {"format": FORMAT, **described, **follows, **sums})
 
 
-def check_header(content: bytes, expected: Header) -> dict[str, str]:
-    """The metadata of a file or of its beginning; `BadFile` unless it matches the expected header."""
+def check_header(content: bytes, expected: Header, after: int = 0) -> dict[str, str]:
+    """The metadata of a part or of its beginning; `BadFile` unless it matches the expected header."""
     size = int.from_bytes(content[:8], "little")
     try:
         facts: dict[str, str] = dict(json.loads(content[8 : 8 + size])["__metadata__"])
     except (ValueError, KeyError, TypeError) as error:
         raise BadFile("the header cannot be read") from error
     wanted = {"format": FORMAT} | {name: str(value) for name, value in asdict(expected).items()}
-    for name, value in wanted.items():
+    for name, value in (wanted | {"after": str(after or "")}).items():
         if facts.get(name, "") != value:
             raise BadFile(f"{name} does not match")
     return facts
 
 
-def decode(content: bytes, expected: Header) -> dict[str, Tensor]:
-    """The tensors of a file that matches the expected header and its checksums; `BadFile` otherwise."""
-    facts = check_header(content, expected)
+def decode(content: bytes, expected: Header, after: int = 0) -> dict[str, Tensor]:
+    """The tensors of a part that matches the expected header and its checksums; `BadFile` otherwise."""
+    facts = check_header(content, expected, after)
     try:
         tensors = load(content)
     except (SafetensorError, ValueError, RuntimeError) as error:

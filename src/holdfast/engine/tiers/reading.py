@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
+from holdfast.engine.tiers.files import BadFile
 from holdfast.engine.tiers.portions import Transfer
 from holdfast.engine.tiers.session_memory import SessionMemory
 from holdfast.engine.tiers.snapshots import SnapshotStore
@@ -59,8 +60,10 @@ class SnapshotReader:
             self._reject(session.id, "it does not match what the session has computed")
             return False
         snapshot = self._store.snapshots[session.id]
-        header = self._store.header(snapshot.length, snapshot.tokens)
-        self._thread.submit(Job(JobKind.READ, session.id, snapshot.file, header, moves=[number]))
+        header = self._store.header_of(snapshot)
+        self._thread.submit(
+            Job(JobKind.READ, session.id, snapshot.file, header, moves=[number], snapshot=snapshot)
+        )
         return True
 
     def finish(self, job: Job) -> None:
@@ -73,7 +76,12 @@ class SnapshotReader:
             self._reject(job.session, job.error)
             self._scheduler.arrive(number, False, self._clock())
             return
-        transfer = self._memory.scatter(session, job.tensors)
+        try:
+            transfer = self._memory.scatter(session, job.tensors)
+        except BadFile as error:
+            self._reject(job.session, str(error))
+            self._scheduler.arrive(number, False, self._clock())
+            return
         self._returning.append(Returning(number, job.session, transfer))
         if len(self._returning) == 1:
             self.scatter_more()

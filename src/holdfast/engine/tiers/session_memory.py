@@ -6,7 +6,7 @@ never touches the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from holdfast.core.layout import Component
 from holdfast.core.session import Session
 from holdfast.core.tiers import whole_units
+from holdfast.engine.tiers.files import BadFile
 from holdfast.engine.tiers.host import Copier
 from holdfast.engine.tiers.portions import Piece, Transfer, pieces_of
 from holdfast.models.memory import Memory
@@ -21,8 +22,18 @@ from holdfast.models.memory import Memory
 Units = dict[Component, tuple[list[int], list[int]]]
 
 
+def units_from(session: Session, page: int) -> Units:
+    """Where everything lies that a session has computed, less pages before `page`; states as a whole."""
+    units, end = whole_units(session.sequence, session.parcel), session.sequence.pages
+    for component, (leased, own) in units.items():
+        if component is not Component.STATE:
+            skipped = max(0, page - (end - len(leased) - len(own)))
+            units[component] = (leased[skipped:], own[max(0, skipped - len(leased)) :])
+    return units
+
+
 class Gathering:
-    """A transfer from a session's units to tensors, by storage name, and where the units are."""
+    """A transfer from a session's units to tensors, by storage name, and where all its units are."""
 
     __slots__ = ("tensors", "transfer", "units")
 
@@ -48,22 +59,21 @@ class SessionMemory:
         self._host = host
         self._copier = copier
 
-    def size(self, session: Session) -> int:
-        """How many bytes a session's tensors have, without gathering them."""
+    def size(self, session: Session, page: int = 0) -> int:
+        """How many bytes a session's tensors have from `page` on, without gathering them."""
         size = 0
-        for component, (leased, own) in whole_units(session.sequence, session.parcel).items():
+        for component, (leased, own) in units_from(session, page).items():
             storages = self._device.storage(component.name.lower())
             size += (len(leased) + len(own)) * sum(storage[0].nbytes for storage in storages)
         return size
 
     @torch.inference_mode()
-    def gather(self, session: Session) -> Gathering:
-        """Begin to copy all units that hold what a session has computed, leased ones first."""
-        units = whole_units(session.sequence, session.parcel)
+    def gather(self, session: Session, page: int = 0) -> Gathering:
+        """Begin to copy the units of what a session has computed, from `page` on, leased ones first."""
         memory = self._memory_of(session)
         tensors: dict[str, Tensor] = {}
         pieces: list[Piece] = []
-        for component, (leased, own) in units.items():
+        for component, (leased, own) in units_from(session, page).items():
             name = component.name.lower()
             self._device.settle(name, leased)
             if memory is self._device:
@@ -75,7 +85,8 @@ class SessionMemory:
                 tensors[f"{name}.{index}"] = rows
                 pieces += pieces_of(device, leased, rows[: len(leased)])
                 pieces += pieces_of(there, own, rows[len(leased) :])
-        return Gathering(units, tensors, Transfer(iter(pieces), self._copier, outward=True))
+        transfer = Transfer(iter(pieces), self._copier, outward=True)
+        return Gathering(whole_units(session.sequence, session.parcel), tensors, transfer)
 
     def _memory_of(self, session: Session) -> Memory:
         """Where a session's own units are."""
@@ -83,15 +94,32 @@ class SessionMemory:
         return self._host if away and self._host is not None else self._device
 
     def scatter(self, session: Session, tensors: dict[str, Tensor]) -> Transfer:
-        """Begin to copy a file's tensors into the units that the core has taken for a session."""
+        """Begin to copy a file's tensors into the units that the core has taken for a session.
+
+        Raises `BadFile`, and has copied nothing, where they do not fit.
+        """
         return Transfer(self._scattered(session, tensors), self._copier, outward=False)
 
     def _scattered(self, session: Session, tensors: dict[str, Tensor]) -> Iterator[Piece]:
-        """The last rows of each tensor are the session's own; those before them are leased."""
         assert session.parcel is not None
         for component, hold in session.parcel.home.items():
             name, units = component.name.lower(), list(hold.units)
             self._device.overwritten(name, units)
             for index, storage in enumerate(self._device.storage(name)):
-                content = tensors[f"{name}.{index}"]
-                yield from pieces_of(storage, units, content[len(content) - len(units) :])
+                yield from pieces_of(
+                    storage, units, own_rows(tensors, f"{name}.{index}", storage, len(units))
+                )
+
+
+def own_rows(tensors: Mapping[str, Tensor], name: str, storage: Tensor, count: int) -> Tensor:
+    """The last `count` rows of a file's tensor: a session's own, after those that it leases.
+
+    Raises `BadFile` where a file, whose checksums say nothing about shapes, has no such rows for a storage.
+    """
+    content = tensors.get(name)
+    if content is None:
+        raise BadFile(f"it has no tensor {name}")
+    if content.dtype != storage.dtype or content.shape[1:] != storage.shape[1:] or len(content) < count:
+        found, wanted = (f"{list(each.shape)} of {each.dtype}" for each in (content, storage[:count]))
+        raise BadFile(f"its tensor {name} is {found}, not {wanted}")
+    return content[len(content) - count :]

@@ -24,8 +24,8 @@ from holdfast.engine.tiers.files import (
     MemoryForm,
     Snapshot,
     SnapshotFiles,
-    check_header,
 )
+from holdfast.engine.tiers.parts import PARTS_MAX, read_parts
 
 log = logging.getLogger("holdfast.disk")
 
@@ -57,7 +57,9 @@ class SnapshotStore:
         self._session_log = session_log
         self._bytes = 0
         self._reserved: dict[str, int] = {}
-        """Bytes of the files that are being written."""
+        """Bytes of the files and parts that are being written."""
+        self.extended: dict[str, Snapshot] = {}
+        """Files to which a part is being appended, by session: they make no room for others."""
         self._serial = 0
 
     # --- what a file holds ------------------------------------------------------------------------
@@ -66,12 +68,25 @@ class SnapshotStore:
         """The header of a file that holds the memory of `length` tokens with this digest."""
         return Header(self._model, self._form.layout, length, tokens, self._form.types)
 
+    def header_of(self, snapshot: Snapshot) -> Header:
+        """The header of the last part of a file."""
+        return self.header(snapshot.length, snapshot.tokens)
+
     def covers(self, session: Session) -> bool:
         """Whether a session's file holds exactly what the session has computed."""
         snapshot, sequence = self.snapshots.get(session.id), session.sequence
         if snapshot is None or snapshot.length != sequence.computed:
             return False
         return snapshot.tokens == sequence.tokens.digest(snapshot.length)
+
+    def base(self, session: Session) -> Snapshot | None:
+        """The file of a session to which what the session has computed since can be appended."""
+        snapshot, sequence = self.snapshots.get(session.id), session.sequence
+        if snapshot is None or not snapshot.length < sequence.computed:
+            return None
+        trimmed = sequence.pages == sequence.ledger.layout.pages_for(sequence.computed)
+        follows = trimmed and snapshot.tokens == sequence.tokens.digest(snapshot.length)
+        return snapshot if follows and len(snapshot.parts) < PARTS_MAX else None
 
     def new_name(self, session_id: str) -> str:
         """A name that no file has."""
@@ -104,7 +119,8 @@ class SnapshotStore:
         for name, snapshot in self.snapshots.items():
             if excess <= 0:
                 break
-            if name != asker and not (name in sessions and only_on_disk(sessions[name])):
+            needed = name in self.extended or (name in sessions and only_on_disk(sessions[name]))
+            if name != asker and not needed:
                 evicted.append(name)
                 excess -= snapshot.bytes
         if excess > 0:
@@ -139,10 +155,18 @@ class SnapshotStore:
         self._session_log.append(SnapshotDropped(session_id))
 
     def truncated(self, session: Session, length: int) -> None:
-        """A session's history was cut at `length`: drop a file that reaches past the cut."""
+        """A session's history was cut at `length`: drop the parts of its file that reach past the cut."""
         snapshot = self.snapshots.get(session.id)
-        if snapshot is not None and snapshot.length > length:
+        if snapshot is None or snapshot.length <= length:
+            return
+        kept = snapshot.within(length)
+        if kept is None:
             self.drop(session.id)
+            return
+        # The bytes go when the next part is appended: another engine may be receiving them.
+        self.replace(session.id, kept)
+        self.back_off.room_freed()
+        self.log_row(session.id)
 
     def log_row(self, session_id: str) -> None:
         """Log the row of a session's file again, after a row of another file was logged."""
@@ -157,22 +181,36 @@ class SnapshotStore:
     # --- recovery ---------------------------------------------------------------------------------
 
     def check(self, stored: StoredSession, tokens: TokenLog) -> Snapshot | None:
-        """The file that the journal names for a session, if it holds the memory of these tokens."""
+        """The file that the journal names for a session, up to the last part with memory of these tokens."""
         row = stored.snapshot
         if row is None:
             return None
         try:
-            if not 0 < row.length <= len(tokens):
-                raise BadFile("the history has been cut since it was written")
-            snapshot = Snapshot(row.file, row.length, tokens.digest(row.length), row.bytes)
-            check_header(self.files.read_head(row.file), self.header(snapshot.length, snapshot.tokens))
+            snapshot = self._matching(read_parts(self.files, row.file, row.bytes, self.header(0, "")), tokens)
+            if snapshot is None:
+                raise BadFile("it does not match the history")
         except (OSError, ValueError, BadFile) as error:  # ValueError: a damaged row names an impossible path.
             log.warning(
                 "session %s will be computed again: its snapshot cannot be used: %s", stored.id, error
             )
             self._session_log.append(SnapshotDropped(stored.id))
             return None
+        # A process that was killed may have left a part without a row, or a row without its history.
+        self.files.cut(row.file, snapshot.bytes)
+        if snapshot.bytes != row.bytes:
+            self._session_log.append(
+                SnapshotWritten(stored.id, snapshot.file, snapshot.length, snapshot.bytes)
+            )
         return snapshot
+
+    def _matching(self, snapshot: Snapshot, tokens: TokenLog) -> Snapshot | None:
+        """A file up to its last part that holds the memory of these tokens."""
+        found: Snapshot | None = None
+        for part in snapshot.parts:
+            if part.length > len(tokens) or part.tokens != tokens.digest(part.length):
+                break
+            found = part
+        return found
 
     def keep(self, stored: StoredSession) -> None:
         """A session of the journal could not be recovered: keep its file for the next engine."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from holdfast.core.session import Session
 from holdfast.engine.durable.records import SnapshotWritten, StoredSession
-from holdfast.engine.tiers.files import BadFile, Header, Snapshot, check_header
+from holdfast.engine.tiers.files import BadFile, Header, Snapshot
+from holdfast.engine.tiers.parts import read_parts
 from holdfast.engine.tiers.snapshots import SnapshotStore
 
 __all__ = ["NotStaged", "Staging"]
@@ -105,10 +106,12 @@ class Staging:
         return True
 
     def _complete(self, arriving: Arriving) -> None:
-        """Let a file appear, if its own header is what was announced."""
+        """Let a file appear, if the headers of its parts are what was announced."""
         snapshot, files = arriving.snapshot, self._store.files
         partial = f"{snapshot.file}.partial"
-        check_header(files.read_head(partial), self._store.header(snapshot.length, snapshot.tokens))
+        found = read_parts(files, partial, snapshot.bytes, self._store.header_of(snapshot))
+        if (found.length, found.tokens) != (snapshot.length, snapshot.tokens):
+            raise BadFile("its last part is not what was announced")
         (files.directory / partial).rename(files.directory / snapshot.file)
         self.drop(arriving.session)
         self._staged[arriving.session] = (snapshot, self._clock() + STAGED_SECONDS)

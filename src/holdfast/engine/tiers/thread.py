@@ -17,7 +17,7 @@ from enum import Enum, auto
 
 from torch import Tensor
 
-from holdfast.engine.tiers.files import Header
+from holdfast.engine.tiers.files import BadFile, Header, Snapshot
 
 log = logging.getLogger("holdfast.disk")
 
@@ -36,7 +36,10 @@ class JobKind(Enum):
 
 @dataclass(slots=True)
 class Job:
-    """One file to write or to read. `moves` are the numbers of the core's moves that wait for it."""
+    """One file to write or to read. `moves` are the numbers of the core's moves that wait for it.
+
+    `snapshot` is what to read, or the file that a part is appended to; None where a file is written whole.
+    """
 
     kind: JobKind
     session: str
@@ -45,9 +48,12 @@ class Job:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     moves: list[int] = field(default_factory=list)
     bytes: int = 0
+    snapshot: Snapshot | None = None
     error: str | None = None
     disk_full: bool = False
     """Whether the error is that the disk has no room."""
+    damaged: bool = False
+    """Whether the error is that the file is missing or damaged."""
 
 
 class DiskThread:
@@ -70,6 +76,7 @@ class DiskThread:
             except Exception as error:  # noqa: BLE001
                 job.error = str(error) or type(error).__name__
                 job.disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+                job.damaged = isinstance(error, BadFile | FileNotFoundError)
             self._done.put(job)
 
     def submit(self, job: Job) -> None:

@@ -2,8 +2,11 @@
 
 Room is looked for first. The copy takes a portion a step, one session after another; a session that goes on
 meanwhile is not written. The order is: file, fsync, journal row, and then the core gives the units up. A file
-that has become useless by then, because its session was cut, closed or written again, is removed. Called by
-the disk tier.
+that has become useless by then, because its session was cut, closed or written again, is removed.
+
+Where a session has a file of an earlier length, only what is new is copied and appended to it (`parts`). That
+file is written anew instead when more than a third of it would be of no use. A file is appended to by one job
+at a time: while another job of the session is not over, a whole file is written. Called by the disk tier.
 """
 
 from __future__ import annotations
@@ -27,6 +30,10 @@ from holdfast.engine.tiers.thread import DiskThread, Job, JobKind
 log = logging.getLogger("holdfast.disk")
 
 
+WASTE_MAX = 0.5
+"""Bytes of no use that a file may have, as a part of the rest: what later parts have again."""
+
+
 class Gathered(NamedTuple):
     """A job whose tensors are being copied, of which session, and why."""
 
@@ -42,6 +49,7 @@ class SnapshotWriter:
     __slots__ = (
         "_clock",
         "_gathered",
+        "_jobs",
         "_memory",
         "_scheduler",
         "_session_log",
@@ -69,6 +77,8 @@ class SnapshotWriter:
         self.writing: dict[str, Job] = {}
         """The newest job of each session, until its row is durable."""
         self._undurable: list[Job] = []
+        self._jobs: dict[str, list[Job]] = {}
+        """The jobs of each session that may still change its file or its row, superseded ones too."""
         self._gathered: deque[Gathered] = deque()
         """Jobs whose copy is not complete, in the order of their begin."""
 
@@ -95,7 +105,9 @@ class SnapshotWriter:
         before = self.writing.get(session.id)
         if before is not None and before.header == header:
             return before
-        size = self._memory.size(session)
+        base = self._base(session)
+        page = 0 if base is None else base.length // sequence.ledger.layout.page_size
+        size = self._memory.size(session, page)
         if not store.fits(size) and (
             cause is Cause.BACKGROUND
             or not store.make_room(size, session.id, self._scheduler.registry.sessions)
@@ -104,22 +116,39 @@ class SnapshotWriter:
             store.back_off.out_of_room(cause)
             return None
         try:
-            gathering = self._memory.gather(session)
+            gathering = self._memory.gather(session, page)
         except Exception as error:  # noqa: BLE001
             # The device has no room for the copy: the session stays where it is, and the loop goes on.
             log.warning("session %s could not be copied for the disk: %s", session.id, error)
             store.back_off.out_of_room(cause)
             return None
-        job = Job(
-            JobKind.WRITE, session.id, store.new_name(session.id), header, gathering.tensors, bytes=size
-        )
-        self.writing[session.id] = job
-        store.reserve(session.id, size)
+        file = store.new_name(session.id) if base is None else base.file
+        job = Job(JobKind.WRITE, session.id, file, header, gathering.tensors, bytes=size, snapshot=base)
+        self._begin(job)
         self._gathered.append(Gathered(job, session, gathering, cause))
         if len(self._gathered) == 1 and not self._advance():
             self._forget(job)
+            self._over(job)
             return None
         return job
+
+    def _base(self, session: Session) -> Snapshot | None:
+        """The file that what is new is appended to; None if all of the session is written."""
+        base = self._store.base(session) if session.id not in self._jobs else None
+        if base is None:
+            return None
+        whole = self._memory.size(session)
+        new = self._memory.size(session, base.length // session.sequence.ledger.layout.page_size)
+        wasteful = base.bytes + new > (1 + WASTE_MAX) * whole
+        return None if wasteful and self._store.fits(whole) else base
+
+    def _begin(self, job: Job) -> None:
+        """Count a job from now on: it is the newest of its session."""
+        self.writing[job.session] = job
+        self._jobs.setdefault(job.session, []).append(job)
+        self._store.reserve(job.session, job.bytes)
+        if job.snapshot is not None:
+            self._store.extended[job.session] = job.snapshot
 
     @property
     def gathering(self) -> bool:
@@ -131,7 +160,7 @@ class SnapshotWriter:
         if self._gathered:
             job = self._gathered[0].job
             if not self._advance():
-                self._arrive(job, False)
+                self._fail(job)
 
     def _advance(self) -> bool:
         """Copy a portion for the first job, and submit it once all is copied; False if it is given up."""
@@ -158,16 +187,21 @@ class SnapshotWriter:
         superseded = self.writing.get(job.session) is not job
         if job.error is not None:
             log.warning("session %s could not be written to disk: %s", job.session, job.error)
-            self._store.back_off.write_failed(job.disk_full)
-            self._arrive(job, False)
+            if job.snapshot is None or not job.damaged:
+                self._store.back_off.write_failed(job.disk_full)
+            elif self._extends(job):
+                self._store.drop(job.session)
+            self._fail(job)
             return
         self._store.back_off.write_succeeded()
         if superseded or not self._is_useful(job):
-            self._store.files.remove(job.file)
-            self._arrive(job, False)
+            self._remove(job)
+            self._fail(job)
             return
         self._store.reserve(job.session, job.bytes)
-        self._session_log.append(SnapshotWritten(job.session, job.file, job.header.length, job.bytes))
+        self._session_log.append(
+            SnapshotWritten(job.session, job.file, job.header.length, _written(job).bytes)
+        )
         self._undurable.append(job)
         # The session of a refused row is not in the log any more: its file is useless.
         self._session_log.when_durable(
@@ -178,11 +212,11 @@ class SnapshotWriter:
         """A file's row is in the journal: the session has the file, and its units may be given up."""
         useful = self._is_useful(job)
         if useful:
-            snapshot = Snapshot(job.file, job.header.length, job.header.tokens, job.bytes)
-            self._store.replace(job.session, snapshot)
+            self._store.replace(job.session, _written(job))
         else:
-            self._store.files.remove(job.file)
+            self._remove(job)
             self._store.log_row(job.session)
+        self._over(job)
         self._arrive(job, useful)
         self._undurable = [other for other in self._undurable if other is not job]
 
@@ -200,10 +234,33 @@ class SnapshotWriter:
         session = self._scheduler.registry.sessions.get(job.session)
         if session is None or job.session not in self._session_log.sessions:
             return False
+        if job.snapshot is not None and not self._extends(job):
+            return False
         length, sequence = job.header.length, session.sequence
         if only_on_disk(session) and length != sequence.computed:
             return False
         return length <= sequence.known and sequence.tokens.digest(length) == job.header.tokens
+
+    def _extends(self, job: Job) -> bool:
+        """Whether the file that a job appends to is still its session's, as it was."""
+        return job.snapshot is not None and self._store.snapshots.get(job.session) is job.snapshot
+
+    def _remove(self, job: Job) -> None:
+        """Remove what a job has written: its file, or the part that it has appended.
+
+        The file that it was appended to may have been cut or removed meanwhile.
+        """
+        if job.snapshot is None:
+            self._store.files.remove(job.file)
+            return
+        current = self._store.snapshots.get(job.session)
+        if current is not None and current.file == job.file:
+            self._store.files.cut(job.file, max(current.bytes, job.snapshot.bytes))
+
+    def _fail(self, job: Job) -> None:
+        """A job has come to nothing."""
+        self._over(job)
+        self._arrive(job, False)
 
     def _arrive(self, job: Job, arrived: bool) -> None:
         """Tell the core how the moves that waited for a job ended; later moves need another job."""
@@ -217,3 +274,19 @@ class SnapshotWriter:
         if self.writing.get(job.session) is job:
             del self.writing[job.session]
             self._store.release(job.session)
+
+    def _over(self, job: Job) -> None:
+        """A job changes the file or the row of its session no more."""
+        left = [other for other in self._jobs[job.session] if other is not job]
+        if left:
+            self._jobs[job.session] = left
+        else:
+            del self._jobs[job.session]
+        if job.snapshot is not None:
+            del self._store.extended[job.session]
+
+
+def _written(job: Job) -> Snapshot:
+    """The file of a session with what a job has written."""
+    before = 0 if job.snapshot is None else job.snapshot.bytes
+    return Snapshot(job.file, job.header.length, job.header.tokens, before + job.bytes, job.snapshot)

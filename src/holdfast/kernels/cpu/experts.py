@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.cpu.matrix import PackedMatrix
-from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp, activate
+from holdfast.kernels.torch.activation import PLAIN_EXPERTS, ExpertForm, activate
 
 
 def experts_packed(
@@ -20,13 +20,10 @@ def experts_packed(
     weights: Tensor,
     w13: Sequence[PackedMatrix],
     w2: Sequence[PackedMatrix],
-    *,
-    activation: Activation = "swiglu",
-    clamp: Clamp = DEFAULT_CLAMP,
-    bias13: Tensor | None = None,
-    bias2: Tensor | None = None,
+    form: ExpertForm = PLAIN_EXPERTS,
 ) -> Tensor:
     """The weighted sum of the experts' results; parameters as in `kernels.experts`."""
+    activation, clamp, bias13, bias2 = form
     picks = ids.shape[1]
     order = torch.argsort(ids.flatten(), stable=True)
     tokens = torch.div(order, picks, rounding_mode="floor")

@@ -94,6 +94,18 @@ class PackedCodes:
         return self.words.shape[1] * SLAB // SIDE
 
 
+class SortedPicks(NamedTuple):
+    """The picks of experts in blocks, as `sort_picks` orders them, the expert of each block, and the shares.
+
+    A pick reads row `pick // divide` of the inputs.
+    """
+
+    order: Tensor
+    block_expert: Tensor
+    shares: Tensor
+    divide: int
+
+
 class Shape(NamedTuple):
     """The warps of a program, by blocks of rows and of columns, and its programs on a multiprocessor."""
 
@@ -382,14 +394,13 @@ def _launch(
     weight: PackedCodes,
     bias: Tensor | None,
     out: Tensor,
-    picks: tuple[Tensor, Tensor, Tensor] | None,
-    partial: Tensor | None,
-    divide: int,
+    picks: SortedPicks | None = None,
+    partial: Tensor | None = None,
 ) -> None:
     kernel = _kernel(cut, cut.name, x.device.index)
     if kernel is None:
         raise RuntimeError("a CUDA kernel of quantised weights could not be compiled; the log says why")
-    order, block_expert, shares = (None, None, None) if picks is None else picks
+    order, block_expert, shares, divide = (None, None, None, 1) if picks is None else picks
     codes = (weight.words, weight.scales, weight.zeros, weight.factors)
     tensors: tuple[Tensor | None, ...] = (x, *codes, bias, out, order, block_expert, shares)
     numbers = (x.shape[0], weight.outputs, weight.depth, x.stride(0), divide, weight.tiles)
@@ -430,7 +441,7 @@ def product(
         programs = min(units, machine.processors * cut.shape.beside)
         room = programs * 2 * SIDE * cut.shape.row_warps * cut.tokens
         partial = torch.empty(room, dtype=torch.float32, device=x.device)
-    _launch(cut, programs, x, weight, bias, out, None, partial, 1)
+    _launch(cut, programs, x, weight, bias, out, partial=partial)
     return out
 
 
@@ -440,20 +451,14 @@ def expert_product(
     bias: Tensor | None,
     activation: Activation | None,
     out: Tensor,
-    picks: tuple[Tensor, Tensor, Tensor],
-    divide: int,
+    picks: SortedPicks,
 ) -> None:
-    """One product of sorted picks, into `out`: with its activation, or times the shares if `out` is float32.
-
-    `picks` are those of `sort_picks` in blocks, the expert of each block, and the shares. A pick reads row
-    `pick // divide` of x.
-    """
-    order, block_expert, _ = picks
-    block = order.numel() // block_expert.numel()
+    """One product of picks, into `out`: with its activation, or times their shares if `out` is float32."""
+    blocks = picks.block_expert.numel()
+    block = picks.order.numel() // blocks
     cut = _cut(weight, block, activation, experts=True, shared=out.dtype == torch.float32)
     assert cut.tokens == block, "blocks of picks have a size that kernels are compiled for"
-    programs = _row_tiles(weight, cut) * block_expert.numel()
-    _launch(cut, programs, x, weight, bias, out, picks, None, divide)
+    _launch(cut, _row_tiles(weight, cut) * blocks, x, weight, bias, out, picks)
 
 
 def expanded(weight: PackedCodes, first: int, count: int) -> Tensor:

@@ -23,6 +23,18 @@ class Clamp(NamedTuple):
 DEFAULT_CLAMP = Clamp()
 
 
+class ExpertForm(NamedTuple):
+    """What experts have beside their two weights: the activation between both products, and biases."""
+
+    activation: Activation = "swiglu"
+    clamp: Clamp = DEFAULT_CLAMP
+    bias13: torch.Tensor | None = None
+    bias2: torch.Tensor | None = None
+
+
+PLAIN_EXPERTS = ExpertForm()
+
+
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return (functional.silu(gate.float()) * up.float()).to(gate_up.dtype)

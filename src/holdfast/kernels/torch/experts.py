@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp, activate
+from holdfast.kernels.torch.activation import PLAIN_EXPERTS, ExpertForm, activate
 
 
 def experts(
@@ -17,12 +17,9 @@ def experts(
     weights: torch.Tensor,
     w13: torch.Tensor,
     w2: torch.Tensor,
-    *,
-    activation: Activation = "swiglu",
-    clamp: Clamp = DEFAULT_CLAMP,
-    bias13: torch.Tensor | None = None,
-    bias2: torch.Tensor | None = None,
+    form: ExpertForm = PLAIN_EXPERTS,
 ) -> torch.Tensor:
+    activation, clamp, bias13, bias2 = form
     picks = ids.shape[1]
     order = torch.argsort(ids.flatten(), stable=True)
     tokens = torch.div(order, picks, rounding_mode="floor")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from holdfast.kernels.quantised import INT4_ZERO, Codes, QuantisedWeight
-from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp, activate
+from holdfast.kernels.torch.activation import PLAIN_EXPERTS, ExpertForm, activate
 
 PIECE = 1 << 24
 """Most elements of a weight that are dequantised at once."""
@@ -87,12 +87,9 @@ def experts_quantised(
     weights: Tensor,
     w13: QuantisedWeight,
     w2: QuantisedWeight,
-    *,
-    activation: Activation = "swiglu",
-    clamp: Clamp = DEFAULT_CLAMP,
-    bias13: Tensor | None = None,
-    bias2: Tensor | None = None,
+    form: ExpertForm = PLAIN_EXPERTS,
 ) -> Tensor:
+    activation, clamp, bias13, bias2 = form
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in ids.unique().tolist():
         tokens, picks = (ids == expert).nonzero(as_tuple=True)

@@ -15,14 +15,15 @@ from holdfast.kernels.cuda.codes import (
     FEW_TOKENS,
     SIDE,
     PackedCodes,
+    SortedPicks,
     expanded,
     expanded_experts,
     expert_product,
     product,
 )
-from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp
+from holdfast.kernels.torch.activation import DEFAULT_CLAMP, PLAIN_EXPERTS, Activation, ExpertForm
 from holdfast.kernels.triton.activation import geglu, relu_squared, swiglu
-from holdfast.kernels.triton.experts import Form, Picks, add_experts, sort_picks, sum_picks
+from holdfast.kernels.triton.experts import Picks, add_experts, sort_picks, sum_picks
 from holdfast.kernels.triton.launch import ceiling, power_of_two
 
 _ACTIVATIONS = {"swiglu": swiglu, "geglu": geglu, "relu_squared": relu_squared}
@@ -61,14 +62,10 @@ def experts_codes(
     weights: torch.Tensor,
     w13: PackedCodes,
     w2: PackedCodes,
-    *,
-    activation: Activation = "swiglu",
-    clamp: Clamp = DEFAULT_CLAMP,
-    bias13: torch.Tensor | None = None,
-    bias2: torch.Tensor | None = None,
+    form: ExpertForm = PLAIN_EXPERTS,
 ) -> torch.Tensor:
     assert w13.experts is not None
-    assert activation != "swiglu_clamped" or clamp == DEFAULT_CLAMP, "what the kernel was compiled with"
+    assert form.activation != "swiglu_clamped" or form.clamp == DEFAULT_CLAMP, "the kernel's own"
     tokens, hidden, of_token = *x.shape, ids.shape[1]
     if not tokens:
         return torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
@@ -79,11 +76,11 @@ def experts_codes(
     middle = torch.empty(ids.numel(), w2.depth, dtype=x.dtype, device=x.device)
     parts = torch.empty(ids.numel(), w2.outputs, dtype=torch.float32, device=x.device)
     if block <= FEW_TOKENS:
-        given = (order, block_expert, shares)
-        expert_product(x, w13, bias13, activation, middle, given, of_token)
-        expert_product(middle, w2, bias2, None, parts, given, 1)
+        given = SortedPicks(order, block_expert, shares, of_token)
+        expert_product(x, w13, form.bias13, form.activation, middle, given)
+        expert_product(middle, w2, form.bias2, None, parts, given._replace(divide=1))
         return sum_picks(parts, of_token, x.dtype)
-    picks, form = Picks(block, order, block_expert, of_token, shares), Form(activation, clamp, bias13, bias2)
+    picks = Picks(block, order, block_expert, of_token, shares)
     step = max(1, EXPANDED_AT_ONCE // (w13.rows * w13.depth))
     for first in range(0, w13.experts, step):
         some = range(first, min(first + step, w13.experts))

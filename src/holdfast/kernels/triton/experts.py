@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp
+from holdfast.kernels.torch.activation import PLAIN_EXPERTS, ExpertForm
 from holdfast.kernels.triton.activation import activation_value
 from holdfast.kernels.triton.launch import ceiling, power_of_two, precision
 
@@ -167,21 +167,12 @@ class Picks(NamedTuple):
     shares: torch.Tensor
 
 
-class Form(NamedTuple):
-    """The activation between both products, and their biases."""
-
-    activation: Activation
-    clamp: Clamp
-    bias13: torch.Tensor | None
-    bias2: torch.Tensor | None
-
-
 def add_experts(
     x: torch.Tensor,
     picks: Picks,
     w13: torch.Tensor,
     w2: torch.Tensor,
-    form: Form,
+    form: ExpertForm,
     middle: torch.Tensor,
     parts: torch.Tensor,
     first: int = 0,
@@ -216,11 +207,7 @@ def experts(
     weights: torch.Tensor,
     w13: torch.Tensor,
     w2: torch.Tensor,
-    *,
-    activation: Activation = "swiglu",
-    clamp: Clamp = DEFAULT_CLAMP,
-    bias13: torch.Tensor | None = None,
-    bias2: torch.Tensor | None = None,
+    form: ExpertForm = PLAIN_EXPERTS,
 ) -> torch.Tensor:
     tokens, hidden = x.shape
     if not tokens:
@@ -230,5 +217,5 @@ def experts(
     picks = Picks(*sort_picks(ids.contiguous(), w13.shape[0]), ids.shape[1], weights.contiguous())
     middle = torch.empty(ids.numel(), w2.shape[2], dtype=x.dtype, device=x.device)
     parts = torch.empty(ids.numel(), hidden, dtype=torch.float32, device=x.device)
-    add_experts(x, picks, w13, w2, Form(activation, clamp, bias13, bias2), middle, parts)
+    add_experts(x, picks, w13, w2, form, middle, parts)
     return sum_picks(parts, ids.shape[1], x.dtype)

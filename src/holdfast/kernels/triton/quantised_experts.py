@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from holdfast.kernels.quantised import QuantisedWeight
-from holdfast.kernels.torch.activation import DEFAULT_CLAMP, Activation, Clamp
+from holdfast.kernels.torch.activation import PLAIN_EXPERTS, ExpertForm
 from holdfast.kernels.triton.experts import sort_picks, store_picks, sum_picks
 from holdfast.kernels.triton.launch import ceiling, precision
 from holdfast.kernels.triton.quantised import DEPTH, flags_of, scale_values, tile_values
@@ -117,15 +117,12 @@ def experts_quantised(
     weights: torch.Tensor,
     w13: QuantisedWeight,
     w2: QuantisedWeight,
-    *,
-    activation: Activation = "swiglu",
-    clamp: Clamp = DEFAULT_CLAMP,
-    bias13: torch.Tensor | None = None,
-    bias2: torch.Tensor | None = None,
+    form: ExpertForm = PLAIN_EXPERTS,
 ) -> torch.Tensor:
     tokens, hidden = x.shape
     if not tokens:
         return torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
+    activation, clamp, bias13, bias2 = form
     count, inner, picks = w13.codes.shape[0], w2.inputs, ids.numel()
     weights = weights.contiguous()
     assert x.stride(1) == 1 and w13.codes.is_contiguous() and w2.codes.is_contiguous()
