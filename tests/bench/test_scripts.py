@@ -17,6 +17,7 @@ from tests.databases import STORES, new_place
 SCRIPTS = (
     "cpu.__main__",
     "cpu.constrained",
+    "cpu.drafting",
     "cpu.engine",
     "cpu.host_step",
     "cpu.kv_quality",

@@ -430,3 +430,52 @@ def test_what_leaves_already_counts_and_the_next_one_follows_it() -> None:
         left.append(leaving(driver))
     assert left == [1, 1, 2]
     driver.run()
+
+
+def test_a_whole_copy_leaves_although_the_host_is_full() -> None:
+    driver = away_and_back("hybrid")
+    fillers = []
+    for component in driver.layout.components:
+        pool = driver.ledger.pool(component, Tier.HOST)
+        filler = driver.ledger.holder(Kind.QUARANTINE, "filler")
+        fillers.append(driver.ledger.take(pool, len(pool.free), filler))
+    assert driver.scheduler.spill("a", driver.now)
+    assert driver.session("a").place is Place.AWAY
+    for each in fillers:
+        each.release()
+    assert driver.turn("a", 3, 2, 1).cached == 30
+
+
+def test_a_session_that_comes_back_again_is_the_last_that_came_back() -> None:
+    driver = Driver("dense", PAGE, pages=80, host=25)
+    for name in ("a", "b"):
+        driver.open(name)
+        driver.turn(name, 26, 4, ord(name))
+        leave(driver, name)
+        come_back(driver, name)
+    leave(driver, "a")
+    come_back(driver, "a")
+    assert [session.id for session in driver.registry.moves.copied] == ["b", "a"]
+    driver.open("c")
+    driver.turn("c", 40, 4, 5)
+    leave(driver, "c")
+    assert [name for name in "ab" if driver.session(name).sequence.copy is not None] == ["b"]
+
+
+def test_nobody_leaves_ahead_before_a_session_that_has_no_room() -> None:
+    driver = Driver("dense", PAGE, pages=22, host=13)
+    for name, tokens in (("waiting", 26), ("long idle", 26), ("short", 6)):
+        driver.open(name)
+        driver.turn(name, tokens, 4, len(name))
+        driver.now += 1000.0
+        if name == "waiting":
+            leave(driver, name)
+    idle = [driver.session(name) for name in ("short", "long idle")]
+    assert [session.id for session in spill_order(idle, driver.now)] == ["long idle", "short"]
+    assert driver.registry.moves.spill_tier(idle[0], (Tier.HOST,)) is Tier.HOST
+    assert driver.registry.moves.spill_tier(idle[1], (Tier.HOST,)) is None
+    # 22 pages less 8 and 3: what waits would need 8 of the 11 that are free; the second one lacks 5.
+    waiting = driver.session("waiting")
+    assert waiting.place is Place.AWAY
+    driver.scheduler.pressure.leave_ahead([waiting, waiting])
+    assert {session.place for session in idle} == {Place.HOME}

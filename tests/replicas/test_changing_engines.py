@@ -34,7 +34,7 @@ async def linked(apart: Apart, *addresses: str) -> AsyncIterator[EngineSet]:
 
 
 async def until(look: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not look():
             await asyncio.sleep(0.01)
 

@@ -39,7 +39,7 @@ def test_an_engine_lives_and_drains(keys: Path) -> None:
         assert runner.problem() == "engine-7 has not started"
         assert await runner.drain() is None
         await runner.start()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             assert await told(runner) == Load(1.0)
         assert runner.problem() is None
         assert runner.address.startswith("127.0.0.1:")
@@ -55,7 +55,7 @@ def test_a_dead_engine_and_one_that_is_silent(keys: Path) -> None:
     async def main() -> None:
         runner = EngineRunner(command(keys, "echo"), "engine-0")
         await runner.start()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await told(runner)
             assert runner.process_id is not None
             os.kill(runner.process_id, signal.SIGSTOP)
@@ -105,7 +105,7 @@ def test_lines_of_any_length_do_not_stop_an_engine(keys: Path, capsys: pytest.Ca
             *(sys.executable, "-c", LOUD), stdout=asyncio.subprocess.PIPE
         )
         listens: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await runner._read(process, listens)
         assert (await listens, process.returncode) == ("10.0.0.1:7000", 0)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -10,16 +11,30 @@ import msgspec
 import pytest
 from msgspec import inspect
 
+from holdfast.engine.durable import session_log
 from holdfast.engine.options import EngineOptions
 from holdfast.engine.tuning import CPU_RUNNING, GPU_RUNNING
-from holdfast.server import app, limits
-from holdfast.server.http import bodies
+from holdfast.server import app, closed_sessions, limits, ordinary_sessions, prompts
+from holdfast.server.http import bodies, connections, keys, middleware, websockets
 from holdfast.server.http.bodies import Reading, decode_json, decode_large
 from holdfast.server.http.problems import Problem
 from holdfast.server.limits import LIMITS, Bound, Room, find_limit
+from holdfast.server.link import peers, rounds
 from holdfast.server.options import ServerOptions
-from holdfast.server.routes import live, realtime_messages, responses_socket, schema
+from holdfast.server.responses import conversations, running, store
+from holdfast.server.routes import (
+    live,
+    realtime_channel,
+    realtime_messages,
+    realtime_outbox,
+    responses,
+    responses_socket,
+    schema,
+    sessions,
+    sglang_sessions,
+)
 from holdfast.server.routes.realtime_openai import client_events
+from holdfast.server.text import lanes
 from tests.server.serving import Server
 
 ROOM = Room(tokens=64, text_bytes=512)
@@ -338,20 +353,114 @@ def test_the_documentation_shows_the_table() -> None:
     assert shown == drawn(), "paste this between the marks:\n" + drawn()
 
 
-@pytest.mark.parametrize(
-    ("option", "shown"),
-    [
-        ("body_limit", f"{ServerOptions().body_limit >> 20} MiB"),
-        ("bodies_limit", f"{ServerOptions().bodies_limit >> 20} MiB"),
-        ("message_limit", f"{ServerOptions().message_limit >> 20} MiB"),
-        ("header_seconds", f"{ServerOptions().header_seconds:.0f} s"),
-        ("body_seconds", f"{ServerOptions().body_seconds:.0f} s"),
-        ("max_sessions", f"{EngineOptions().max_sessions:,}"),
-        ("max_queue", f"{EngineOptions().max_queue:,}"),
-        ("max_running", f"{CPU_RUNNING} on a CPU, at most {GPU_RUNNING} on a GPU"),
-    ],
-)
-def test_the_documentation_shows_the_defaults_of_options(option: str, shown: str) -> None:
+def count(number: int) -> str:
+    return f"{number:,}"
+
+
+def mebibytes(number: int) -> str:
+    return f"{number >> 20} Mi"
+
+
+SERVER, ENGINE = ServerOptions(), EngineOptions()
+SHOWN: dict[str, tuple[str, ...]] = {
+    "body of a request": (mebibytes(SERVER.body_limit) + "B",),
+    "all unfinished bodies": (mebibytes(SERVER.bodies_limit) + "B",),
+    "values in one JSON body": (count(limits.VALUES_MAX), "twice the context length"),
+    "headers": (f"{middleware.HEADER_BYTES_MAX >> 10} KiB",),
+    "time until the headers have arrived": (f"{SERVER.header_seconds:.0f} s",),
+    "time until the body has arrived": (f"{SERVER.body_seconds:.0f} s",),
+    "WebSocket message": (mebibytes(SERVER.message_limit) + "B",),
+    "WebSocket pings, pongs and fragments under 1 KiB": (
+        f"{count(websockets.FRAMES_SAVED_MAX)} at once",
+        f"{websockets.FRAMES_A_SECOND} a second",
+    ),
+    "connections without a valid key": (count(connections.UNAUTHENTICATED_MAX), "a quarter"),
+    "all connections": (f"less {connections.DESCRIPTORS_RESERVED}",),
+    "connections to an engine that have not greeted yet": (count(peers.STRANGERS_MAX),),
+    "keys": (count(keys.KEYS_MAX),),
+    "sessions of the server": (count(ENGINE.max_sessions),),
+    "sessions of a tenant": ("half of `--max-sessions`",),
+    "hidden sessions of chats without a session": (count(SERVER.found_sessions),),
+    "time that stored responses and conversations are kept after their last use": (
+        f"{SERVER.response_ttl / 86_400:.0f} days",
+    ),
+    "sessions of responses of a tenant": (count(store.HIDDEN_MAX), mebibytes(closed_sessions.KEPT_MAX)),
+    "items kept for the responses of a tenant": (mebibytes(store.NOTES_MAX),),
+    "items of a conversation besides its responses": (mebibytes(conversations.BYTES_MAX) + "B",),
+    "events kept of responses that have ended": (count(running.EVENTS_MAX),),
+    "tokens of SGLang's ordinary sessions": (
+        f"{count(ordinary_sessions.SESSION_TOKENS_MAX)} of a session",
+        f"{count(sglang_sessions.TENANT_TOKENS_MAX)} of a tenant",
+    ),
+    "requests of a WebSocket that wait": (
+        f"{responses_socket.WAITING_MAX};",
+        f"{responses_socket.STEERS_MAX} of `response.steer`",
+    ),
+    "messages that a realtime client does not read": (
+        mebibytes(realtime_outbox.BYTES_MAX) + "B",
+        f"{realtime_outbox.STALL_SECONDS:.0f} s",
+    ),
+    "messages kept for a realtime client that comes back": (
+        f"{realtime_channel.REPLAY_BYTES_MAX >> 10} KiB",
+        f"{realtime_channel.REPLAY_SECONDS:.0f} s",
+        count(realtime_channel.DETACHED_MAX),
+    ),
+    "sessions in one page of `GET /v1/sessions`": (f"{sessions.PAGE},", count(sessions.PAGE_MAX)),
+    "items in one page of a response or conversation": (f"{responses.PAGE},", count(responses.PAGE_MAX)),
+    "memory of a tenant": ("all of it",),
+    "pinned memory of a tenant": ({0.25: "a quarter"}[ENGINE.tenant_pinned],),
+    "queued turns": (count(ENGINE.max_queue),),
+    "running turns": (f"{CPU_RUNNING} on a CPU, at most {GPU_RUNNING} on a GPU",),
+    "records waiting for the journal": (count(session_log.UNWRITTEN_MAX),),
+    "input of a tenant waiting to be tokenised": (mebibytes(lanes.WAITING_BYTES_MAX) + "B",),
+    "time to render a chat template; to process one input": (
+        f"{prompts.RENDER_SECONDS:.0f} s; {lanes.JOB_SECONDS:.0f} s",
+    ),
+    "memory growth of a text process": (
+        mebibytes(prompts.MEMORY_BYTES) + "B",
+        f"{prompts.TOKEN_BYTES >> 10} KiB per token",
+    ),
+    "commands, waiting requests and reports between two steps": (f"{rounds.BUDGET_SECONDS * 1000:.0f} ms",),
+}
+"""What a row of the table of sizes and times says, from the code that applies it."""
+
+
+def size_rows() -> dict[str, list[str]]:
+    """The rows of the first table under *Limits*: what is limited, the limit, the option."""
+    section = DOCUMENT.read_text().partition("\n## Limits\n")[2].partition("Request fields, in all")[0]
+    cells = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    return {name: rest for name, *rest in cells if name not in ("what", "---")}
+
+
+def test_the_table_of_sizes_has_the_rows_that_are_compared() -> None:
+    assert sorted(size_rows()) == sorted(SHOWN)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_row_of_sizes_shows_what_the_code_applies(name: str) -> None:
+    limit = size_rows()[name][0]
+    for words in SHOWN[name]:
+        assert re.search(rf"(?<![0-9,.]){re.escape(words)}", limit), (words, limit)
+
+
+OPTIONS = {
+    "body_limit": SERVER,
+    "bodies_limit": SERVER,
+    "message_limit": SERVER,
+    "header_seconds": SERVER,
+    "body_seconds": SERVER,
+    "found_sessions": SERVER,
+    "response_ttl": SERVER,
+    "tenant_sessions": SERVER,
+    "max_sessions": ENGINE,
+    "max_queue": ENGINE,
+    "max_running": ENGINE,
+    "tenant_pinned": ENGINE,
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_limit_that_is_an_option_names_it(option: str) -> None:
+    assert option in OPTIONS[option].__dataclass_fields__
     flag = "`--" + option.replace("_", "-") + "`"
-    row = next(line for line in DOCUMENT.read_text().splitlines() if line.endswith(f"| {flag} |"))
-    assert shown in row
+    assert [row for row in size_rows().values() if flag in row[-1]], flag

@@ -28,10 +28,10 @@ from holdfast.core.points import Run
 class HostCopy:
     """Units on the host that contain the first `length` tokens of a sequence, less what it leased then.
 
-    `fence` is the last step that read them.
+    No step in flight reads or writes them: they are free as soon as they are given up.
     """
 
-    __slots__ = ("fence", "holder", "layout", "length", "runs", "state")
+    __slots__ = ("holder", "layout", "length", "runs", "state")
 
     def __init__(
         self, layout: MemoryLayout, owner: Holder, length: int, runs: dict[Component, Run], state: Hold | None
@@ -40,7 +40,6 @@ class HostCopy:
         self.layout = layout
         self.holder = Holder(Kind.COPY, owner.name, owner.account)
         self.length = length
-        self.fence = 0
         self.runs = {
             component: Run(run.hold.move_to(self.holder), run.first) for component, run in runs.items()
         }
@@ -78,18 +77,18 @@ class HostCopy:
         return computed == self.length and (self.state is not None or not self.layout.state)
 
     def trim(self, firsts: dict[Component, int], computed: int) -> None:
-        """Give up what a sequence at `computed` tokens, whose own pages begin at `firsts`, cannot use."""
+        """Give up pages before `firsts`: the sequence, at rest at `computed` tokens, leases them."""
+        current = computed == self.length
+        assert current or self.state is None, "a stale state was given up at rest"
         for component, run in list(self.runs.items()):
-            begin, end = self.span(component, firsts[component], computed)
-            if begin == end:
-                del self.runs[component]
-                run.hold.release(self.fence)
-            else:
-                run.hold.shrink(run.end - end, self.fence)
-                run.hold.shrink_front(begin - run.first, self.fence)
+            assert current or run.end * self.layout.page_size <= self.length, "so were stale pages"
+            begin = max(firsts[component], run.first)
+            if begin < run.end:
+                run.hold.shrink_front(begin - run.first)
                 run.first = begin
-        if not self.has_state(computed):
-            self._release_state()
+            else:
+                del self.runs[component]
+                run.hold.release()
 
     def follow(self, computed: int) -> None:
         """Give up what the sequence, at rest at `computed` tokens, has taken back or gone on from.
@@ -107,14 +106,14 @@ class HostCopy:
         for component, run in list(self.runs.items()):
             if run.first >= pages:
                 del self.runs[component]
-                run.hold.release(self.fence)
+                run.hold.release()
             else:
-                run.hold.shrink(max(0, run.end - pages), self.fence)
+                run.hold.shrink(max(0, run.end - pages))
         self._release_state()
 
     def _release_state(self) -> None:
         if self.state is not None:
-            self.state.release(self.fence)
+            self.state.release()
             self.state = None
 
     @property

@@ -25,6 +25,11 @@ class OutOfUnits(LedgerError):
         self.asked = asked
         self.free = free
 
+    def give_back(self, room: int) -> None:
+        """Ask also for what the attempt had taken before and has given back since: now there is `room`."""
+        self.asked += max(0, room - self.free)
+        self.free = room
+
 
 class OverQuota(OutOfUnits):
     """A tenant holds as much of a pool as it may, or would with what was asked for. Nothing was taken."""

@@ -46,8 +46,9 @@ class Shortage:
     def __init__(self, registry: Registry, shortfall: OutOfUnits) -> None:
         self.registry = registry
         self.pool = shortfall.pool
-        self.need = shortfall.asked
         self.account = shortfall.account if isinstance(shortfall, OverQuota) else None
+        shortfall.give_back(self.room)
+        self.need = shortfall.asked
 
     @property
     def room(self) -> int:
@@ -230,6 +231,13 @@ class Pressure:
                     room[component] -= count
         return found
 
+    def last_resorts(self) -> list[Session]:
+        """Sessions at rest that have memory on the device, in the order of the policy, pinned ones last."""
+        registry = self.registry
+        order = spill_order(list(registry.queues.resting), registry.now)
+        holding = [each for each in order if each.place is not Place.AWAY or _leans(each)]
+        return sorted(holding, key=lambda session: session.retention.pinned)
+
     def _drop_parcels(self, shortage: Shortage, asker: Session) -> None:
         """The last resort: sessions that are away still lease what the tree has. First what no other does."""
         tree = self.registry.tree
@@ -241,8 +249,7 @@ class Pressure:
         for session in sorted(self.registry.queues.resting, key=order):
             if shortage.over:
                 return
-            lease = session.sequence.lease
-            leans = session.place is Place.AWAY and lease is not None and lease.length
+            leans = session.place is Place.AWAY and _leans(session)
             if leans and session is not asker and shortage.concerns(session):
                 self._drop(session, shortage)
 
@@ -260,7 +267,6 @@ class Pressure:
         registry = self.registry
         if registry.in_flight.has_copies_of(session):
             return False
-        session.sequence.trim_copy()
         tiers = SPILL_TIERS if tier is None else (tier,)
         tier = next((each for each in tiers if self._has_room(each, session, asker)), None)
         if tier is None:
@@ -403,6 +409,12 @@ class Pressure:
 def _rank(session: Session) -> tuple[bool, int]:
     """Sessions away from the device give way in this order; of equals the longest resting first."""
     return session.retention.pinned, session.retention.priority
+
+
+def _leans(session: Session) -> bool:
+    """Whether a session leases what the tree has."""
+    lease = session.sequence.lease
+    return lease is not None and lease.length > 0
 
 
 def _sunk(registry: Registry, session: Session) -> bool:

@@ -517,23 +517,27 @@ class Scheduler:
         self.planner.fill(plan, budget)
         stuck = not (plan or plans or registry.moves.transits or held)
         if stuck and (registry.queues.running or registry.queues.waiting.turns):
-            self._unblock()
-            self.planner.fill(plan, budget)
+            self._unblock(plan, budget)
         plans.append(plan)
         return plan
 
-    def _unblock(self) -> None:
-        """Nothing could be planned, nothing is in flight: take back the youngest turn, or drop what rests."""
-        registry, queues = self.registry, self.registry.queues
-        if len(queues.running) > 1:
-            session = queues.running[-1]
+    def _unblock(self, plan: Plan, budget: int) -> None:
+        """Nothing could be planned, nothing is in flight: take back the youngest turn, and try again.
+
+        As long as that does not help, sessions at rest lose their memory, one after the other.
+        """
+        running = self.registry.queues.running
+        if len(running) > 1:
+            session = running[-1]
             assert session.turn is not None
             session.turn.ending = Ending(TurnEvent.RETRACT, "memory is short")
             self.settler.end(session)
-            return
-        for session in list(queues.resting):
-            registry.give_up(session)
-        registry.tree.flush()
+        self.planner.fill(plan, budget)
+        for session in self.pressure.last_resorts():
+            if plan:
+                return
+            self.registry.give_up(session)
+            self.planner.fill(plan, budget)
 
     def settle(self, plan: Plan, result: StepResult, now: float) -> list[Event]:
         """Apply the result of the oldest plan in flight; returns the events since the last call."""

@@ -30,12 +30,19 @@ class Parcel:
 
     __slots__ = ("away", "front", "holder", "home", "lease", "tier", "transit")
 
-    def __init__(self, tier: Tier, holder: Holder, away: dict[Component, Hold], transit: int) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        holder: Holder,
+        away: dict[Component, Hold],
+        transit: int,
+        front: dict[Component, int],
+    ) -> None:
         self.tier = tier
         self.transit = transit
         self.holder = holder
         self.away = away
-        self.front: dict[Component, int] = {}
+        self.front = front
         self.home: dict[Component, Hold] = {}
         self.lease: Lease | None = None
 
@@ -104,7 +111,7 @@ def start_spill(
 ) -> tuple[Parcel, list[TierMove]]:
     """Take room for a sequence on another tier, or raise. Its points are given up.
 
-    Without room nothing changes but the host's copy, which loses what is stale.
+    Without room nothing changes but the host's copy, which loses what the sequence leases by now.
     """
     assert sequence.mark is None and not sequence.away, "only a sequence at rest, at home, can be spilled"
     own = own_holds(sequence)
@@ -130,9 +137,7 @@ def start_spill(
         units, begin = own[component].units, front[component]
         sources = units[:begin] + units[begin + copied[component] :]
         moves.append(TierMove(number, component, Tier.DEVICE, sources, tier, list(hold.units)))
-    parcel = Parcel(tier, transit, taken, number)
-    parcel.front = front
-    return parcel, moves
+    return Parcel(tier, transit, taken, number, front), moves
 
 
 def finish_spill(sequence: Sequence, parcel: Parcel) -> None:
@@ -220,9 +225,7 @@ def _left_behind(sequence: Sequence, parcel: Parcel) -> HostCopy:
     state = away.pop(Component.STATE, None)
     firsts = first_pages(sequence)
     runs = {component: Run(hold, firsts[component]) for component, hold in away.items()}
-    copy = HostCopy(sequence.ledger.layout, sequence.holder, sequence.computed, runs, state)
-    copy.fence = sequence.fence
-    return copy
+    return HostCopy(sequence.ledger.layout, sequence.holder, sequence.computed, runs, state)
 
 
 def sink(sequence: Sequence, parcel: Parcel) -> None:
@@ -252,7 +255,7 @@ def adopt(sequence: Sequence, lease: Lease, length: int, transit: Holder, number
     sequence.away = True
     if sequence.window is not None:
         sequence.window.first = first
-    return Parcel(Tier.DISK, transit, taken, number)
+    return Parcel(Tier.DISK, transit, taken, number, {})
 
 
 def _take_all(

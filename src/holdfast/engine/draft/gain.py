@@ -22,8 +22,11 @@ __all__ = ["LENGTH_MAX", "REST_FIRST", "REST_MAX", "Acceptance", "Costs", "best_
 LENGTH_MAX = 8
 """Most drafts of a row."""
 
-PRIOR, PRIOR_WEIGHT = 0.7, 4.0
+PRIOR, PRIOR_WEIGHT = 0.75, 8.0
 """Acceptance that is assumed of a session of which nothing is known, and how many drafts that counts for."""
+
+RETRY_WEIGHT = 4.0
+"""The same for a session that is tried again: it is switched off sooner."""
 
 MEMORY = 0.96
 """How much of the evidence is left after each draft: about the last 25 drafts count."""
@@ -113,6 +116,6 @@ class Acceptance:
         if not best_length(self.rate, costs.each(1), LENGTH_MAX):
             self.rest, self.next_rest = self.next_rest - 1, min(REST_MAX, 2 * self.next_rest)
             self.rests += 1
-            self.right, self.tried = PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT
+            self.right, self.tried = PRIOR * RETRY_WEIGHT, RETRY_WEIGHT
             return 0
         return best_length(self.rate, costs.each(rows), min(most, LENGTH_MAX))
