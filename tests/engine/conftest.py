@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 import pytest
-import torch
 
 from holdfast.engine.engine import Engine
 from tests.engine.tiny import CONFIGURATIONS, WINDOWED, tiny_engine, write_model
+from tests.few_threads import few_threads
+
+__all__ = ["few_threads"]
 
 Value = TypeVar("Value")
 
@@ -33,15 +35,6 @@ class Make:
         if key not in SAID:
             SAID[key] = tell(self, *arguments)
         return cast(Value, SAID[key])
-
-
-@pytest.fixture(autouse=True, scope="session")
-def few_threads() -> Iterator[None]:
-    """Small products are faster on one thread, and other tests need the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

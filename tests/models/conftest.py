@@ -1,23 +1,16 @@
 """Fixtures of the model tests: references made once a session, the real model file, few threads."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from holdfast.engine.pull import PullError, pull
+from tests.few_threads import few_threads
 from tests.models.reference import Reference
 from tests.models.shared_references import shared_reference
 
-
-@pytest.fixture(autouse=True, scope="session")
-def few_threads() -> Iterator[None]:
-    """Small products are faster on one thread, and other tests need the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+__all__ = ["few_threads"]
 
 
 @pytest.fixture(scope="session")

@@ -7,18 +7,12 @@ import torch
 
 from holdfast.models.checkpoint import load_model, open_checkpoint
 from holdfast.models.weights import Placement
+from tests.few_threads import few_threads
 from tests.models.reference import VARIANTS
 from tests.models.shared_references import shared_reference
 from tests.parity.subject import Subject
 
-
-@pytest.fixture(autouse=True, scope="session")
-def few_threads() -> Iterator[None]:
-    """Small products are faster on one thread, and other tests need the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+__all__ = ["few_threads"]
 
 
 @pytest.fixture(scope="session")
