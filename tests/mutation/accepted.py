@@ -8,6 +8,7 @@ JUDGED = (
     "__init__.py",
     "admission.py",
     "audit.py",
+    "copies.py",
     "deadlines.py",
     "errors.py",
     "events.py",
