@@ -24,7 +24,7 @@ PLACES = {
     "HOME": {"spill": "LEAVING", "adopt": "AWAY"},
     "LEAVING": {"settle": "AWAY", "drop": "HOME"},
     "AWAY": {"restore": "RETURNING", "drop": "HOME"},
-    "RETURNING": {"settle": "HOME", "drop": "HOME"},
+    "RETURNING": {"settle": "HOME", "cancel": "AWAY", "drop": "HOME"},
 }
 
 

@@ -10,6 +10,7 @@ from holdfast.sim.chat_mutants import CHAT_MUTANTS
 from holdfast.sim.copy_mutants import COPY_MUTANTS
 from holdfast.sim.explore import explore
 from holdfast.sim.mutants import MUTANTS, planted
+from holdfast.sim.prefetch_mutants import PREFETCH_MUTANTS
 from holdfast.sim.runner import Options, simulate
 from holdfast.sim.tier_mutants import TIER_MUTANTS
 from tests.sim import command
@@ -227,16 +228,21 @@ EXPECTED: dict[str, Report] = {
     "sunk-parcel-is-read-from-the-host": report("content, fence", PARCEL, ROW, SESSION, TURN, NAME),
     "failed-sink-loses-the-parcel": report("content, books", PARCEL, SESSION, TURN),
     # Copies on the host: the session that the copy is of, or who got its unit next.
-    "cut-keeps-the-stale-copy": report("content", COPY, PARCEL, SESSION, TURN, ROW),
+    "cut-keeps-the-stale-copy": report("content, assertion", COPY, PARCEL, SESSION, TURN, ROW),
     "partial-page-of-the-copy-counts-as-whole": report("content", COPY, PARCEL, SESSION, TURN, ROW),
     "state-of-the-copy-outlives-a-turn": report("content", COPY, PARCEL, SESSION, TURN, ROW),
     "copy-is-freed-twice": report(TWICE, COPY, SESSION, FREE, f"TRANSIT {NAME}"),
     "close-forgets-the-copy": report(LEAK, COPY),
     "new-pages-precede-the-copy": report("content", PARCEL, SESSION, TURN, ROW),
+    # Prefetches: the session whose memory comes back, the step that still writes it, the turn that waits.
+    "cancelled-prefetch-keeps-its-pages": report(LEAK, f"TRANSIT {NAME}"),
+    "cancelled-prefetch-frees-its-pages-at-once": report("fence, content", ROW, NAME, SESSION, TURN),
+    "prefetch-begins-while-a-turn-waits": report("delay", ROW),
+    "turn-leaves-its-session-expected": report("registry", ROW, NAME),
 }
 
 OWN_WORKLOAD: dict[str, Options] = {mutant.name: OF_CHATS for mutant in CHAT_MUTANTS} | {
-    mutant.name: OF_TIERS for mutant in (*TIER_MUTANTS, *COPY_MUTANTS)
+    mutant.name: OF_TIERS for mutant in (*TIER_MUTANTS, *COPY_MUTANTS, *PREFETCH_MUTANTS)
 }
 
 # What a handful of events already shows.

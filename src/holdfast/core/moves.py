@@ -50,6 +50,17 @@ class Moves:
             session.parcel = None
             session.moved(PlaceEvent.DROP)
 
+    def cancel_restore(self, session: Session) -> None:
+        """Leave a parcel that is on its way back where it is; what was taken for it at home retires."""
+        parcel = session.parcel
+        assert parcel is not None
+        del self.transits[parcel.transit]
+        self.pending = [move for move in self.pending if move.number != parcel.transit]
+        for hold in parcel.home.values():
+            hold.release(self.ledger.step)
+        parcel.home = {}
+        session.moved(PlaceEvent.CANCEL)
+
     def parcel_units(self, session: Session) -> dict[Component, int]:
         """Units that a session's parcel would hold: its own, and those that the tree keeps for it alone."""
         sequence, lease = session.sequence, session.sequence.lease

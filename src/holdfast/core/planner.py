@@ -19,6 +19,7 @@ from holdfast.core.ledger import OutOfUnits, OverQuota
 from holdfast.core.listening import leave_point_ahead
 from holdfast.core.plan import Row
 from holdfast.core.policy import queue_order
+from holdfast.core.prefetch import Prefetch
 from holdfast.core.pressure import Pressure, Shortage
 from holdfast.core.prompts import Prompts
 from holdfast.core.registry import Registry
@@ -36,13 +37,14 @@ Proposer = Callable[[Session, Turn], list[int]]
 class Planner:
     """Makes plans. `propose` guesses the next tokens of a turn, if anything does."""
 
-    __slots__ = ("pressure", "prompts", "propose", "registry")
+    __slots__ = ("prefetch", "pressure", "prompts", "propose", "registry")
 
     def __init__(self, registry: Registry, pressure: Pressure, propose: Proposer | None) -> None:
         self.registry = registry
         self.pressure = pressure
         self.propose = propose
         self.prompts = Prompts(registry)
+        self.prefetch = Prefetch(registry, pressure)
 
     def fill(self, plan: Plan, budget: int) -> None:
         """Put rows, copies and moves into a plan of at most `budget` tokens, fewer beside answers."""
@@ -80,6 +82,7 @@ class PlanBuilder:
         recalled = self._recall()
         self._admit()
         self._listen()
+        self.planner.prefetch.fetch(self.short, self.full)
         for session in recalled:
             del self.registry.queues.recalled[session]
         self.registry.in_flight.load(self.plan)

@@ -43,7 +43,8 @@ class Policy:
     generated (step_size.py); a row has at most `drafts_max` drafts. With `durable_turns` a turn's mark is
     kept until the turn is reported as durable. A tenant may hold its own of `shares`, or `share`; its pins
     count for `pinned_share` of that on the device. The last token of a turn is left for `seal_seconds` to a
-    turn that follows at once: a row of it in flight would hold that turn up.
+    turn that follows at once: a row of it in flight would hold that turn up. Memory on another tier comes
+    back `prefetch_seconds` before the turn that is expected.
     """
 
     context_length: int = 8192
@@ -63,6 +64,7 @@ class Policy:
     leave_history: bool = False
     durable_turns: bool = False
     seal_seconds: float = 0.0
+    prefetch_seconds: float = 2.0
     share: Share = Share()
     pinned_share: float = 0.25
     shares: Mapping[str, Share] = field(default_factory=dict)
@@ -125,6 +127,14 @@ def spill_order(resting: Iterable[Session], now: float) -> list[Session]:
     return order
 
 
+def absence(session: Session, now: float) -> float:
+    """How long an idle session is expected to stay away.
+
+    Until its next turn is expected, or, without such a hint, for about as long as it has been idle.
+    """
+    return session.expected - now if session.expected > now else now - session.idle_since
+
+
 def _arrival(session: Session) -> int:
     """When the turn of a session came, in order of numbers."""
     assert session.turn is not None
@@ -134,8 +144,7 @@ def _arrival(session: Session) -> int:
 def _by_absence(listed: list[Session], now: float) -> list[Session]:
     """Sessions of one priority, those first that stay away longest.
 
-    A session stays away until its next turn is expected, or, without such a hint, for about as long as it has
-    been idle. Times count by powers of two: of equals those that the host has a whole copy of come first,
+    Times (`absence`) count by powers of two: of equals those that the host has a whole copy of come first,
     then those without a hint, then those that are cheapest to bring back. Only as many are compared as can
     matter at once, longest away first.
     """
@@ -144,9 +153,8 @@ def _by_absence(listed: list[Session], now: float) -> list[Session]:
         sequence = session.sequence
         leased = sequence.lease.length if sequence.lease is not None else 0
         hinted = session.expected > now
-        away = session.expected - now if hinted else now - session.idle_since
         copied = sequence.copy is not None and sequence.copy.is_whole(sequence.computed)
-        return -int(away + 1).bit_length(), not copied, hinted, sequence.computed - leased
+        return -int(absence(session, now) + 1).bit_length(), not copied, hinted, sequence.computed - leased
 
     hinted = [session for session in listed if session.expected > now]
     if hinted:

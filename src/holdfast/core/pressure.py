@@ -1,6 +1,7 @@
 """Memory pressure: what gives way, in which order.
 
     the prefix tree's unleased leaves, least recently used
+    memory that comes back before its turn is there (`prefetch`)
     what open turns have computed ahead, the youngest first
     checkpoints of sessions
     sessions at rest, the lowest priority first, of equals those that are expected to stay idle longest, then
@@ -28,7 +29,7 @@ from holdfast.core.in_flight import Plan
 from holdfast.core.layout import Tier
 from holdfast.core.ledger import Account, Kind, OutOfUnits, OverQuota
 from holdfast.core.moves import SPILL_TIERS
-from holdfast.core.policy import retraction_victim, spill_order
+from holdfast.core.policy import absence, retraction_victim, spill_order
 from holdfast.core.registry import Registry
 from holdfast.core.session import Life, LifeEvent, Place, PlaceEvent, Session
 from holdfast.core.sharing import reclaim
@@ -128,12 +129,24 @@ class Pressure:
     def _give_way(self, shortage: Shortage, account: Account, asker: Session) -> None:
         """Take what a tenant can spare, until there is enough."""
         self.registry.tree.evict(shortage.pool.component, shortage.missing, account.name)
+        if not shortage.over:
+            self._cancel_prefetches(shortage, account)
         if not shortage.over and not _is_listening(asker):
             self._stop_listening(shortage, account)
         if not shortage.over:
             self._drop_checkpoints(shortage, account)
         if not shortage.over:
             self._empty_sessions(shortage, account, asker)
+
+    def _cancel_prefetches(self, shortage: Shortage, account: Account) -> None:
+        """Let memory of a tenant that comes back ahead stay where it is."""
+        expected = self.registry.queues.expected
+        for session in list(expected):
+            if shortage.over:
+                return
+            if session.place is Place.RETURNING and session.holder.account is account:
+                self.registry.moves.cancel_restore(session)
+                del expected[session]
 
     def _stop_listening(self, shortage: Shortage, account: Account) -> None:
         """Take back what was computed ahead, the youngest first; where rows are in flight, after them."""
@@ -200,12 +213,37 @@ class Pressure:
             for account in shortage.givers():
                 self._leave_for_the_host(shortage, account)
 
-    def _leave_for_the_host(self, shortage: Shortage, account: Account) -> None:
-        """Let idle sessions of a tenant leave in the order of the policy, up to one without room."""
+    def make_room_ahead(self, shortfall: OutOfUnits, session: Session) -> bool:
+        """Whether there is room for memory that nobody waits for; if not, some is made for a later plan.
+
+        Prefixes that nobody leases give way, and sessions that are expected later, as in `leave_ahead`.
+        """
+        shortage = Shortage(self.registry, shortfall)
+        for account in shortage.givers():
+            if not shortage.over:
+                self.registry.tree.evict(shortage.pool.component, shortage.missing, account.name)
+            if not shortage.over:
+                self._leave_for_the_host(shortage, account, session)
+        return not shortage.missing
+
+    def _leave_for_the_host(
+        self, shortage: Shortage, account: Account, expected: Session | None = None
+    ) -> None:
+        """Let idle sessions of a tenant leave in the order of the policy, up to one without room.
+
+        For a session that is `expected` only those leave that stay away longer and are of no higher priority.
+        """
         registry = self.registry
         resting = [session for session in registry.queues.resting if session.holder.account is account]
         pinned = self.pinned_sessions(account, resting)
         idle = [each for each in resting if each.turn is None and each not in pinned]
+        if expected is not None:
+            soon, rank = absence(expected, registry.now), expected.retention.priority
+            idle = [
+                each
+                for each in idle
+                if absence(each, registry.now) > soon and each.retention.priority <= rank
+            ]
         for session in spill_order(idle, registry.now):
             if shortage.over:
                 return
@@ -296,23 +334,26 @@ class Pressure:
         Raises `OutOfUnits` if there is no room now. Where there never will be, the memory is given up, and
         this returns False.
         """
-        registry = self.registry
-        parcel = session.parcel
-        assert parcel is not None
-        transit = registry.ledger.holder(Kind.TRANSIT, session.id, session.tenant)
-        registry.ledger.purpose = "restore"
         while True:
             try:
-                moves = start_restore(session.sequence, parcel, transit, registry.number())
+                self.begin_restore(session)
             except OutOfUnits as shortfall:
                 if self.make_room(shortfall, session, may_retract=False):
                     continue
                 if not self.in_vain(shortfall, session, plan):
                     raise
-                registry.give_up(session)
+                self.registry.give_up(session)
                 return False
-            registry.moves.begin(session, PlaceEvent.RESTORE, moves)
             return True
+
+    def begin_restore(self, session: Session) -> None:
+        """Take room for a session's memory and begin to bring it back, or raise and change nothing."""
+        registry, parcel = self.registry, session.parcel
+        assert parcel is not None
+        transit = registry.ledger.holder(Kind.TRANSIT, session.id, session.tenant)
+        registry.ledger.purpose = "restore"
+        moves = start_restore(session.sequence, parcel, transit, registry.number())
+        registry.moves.begin(session, PlaceEvent.RESTORE, moves)
 
     def in_vain(self, shortfall: OutOfUnits, session: Session, plan: Plan | None) -> bool:
         """Whether waiting would bring no room: nothing runs or moves that could give some back."""

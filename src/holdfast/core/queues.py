@@ -18,17 +18,20 @@ class Queues:
     listed as running; `unheard` says that a plan may find something of theirs to compute.
     `resting` sessions have memory that may be spilled, `checkpointed` ones have resume points that may be
     dropped. The memory of `tainted` ones cannot be trusted and is dropped as soon as their rows have settled.
-    A verb waits for the memory of `recalled` ones (`recalls`).
+    A verb waits for the memory of `recalled` ones (`recalls`). A turn of `expected` ones is near
+    (`prefetch`); `unfetched` says that a plan may find room for their memory.
     """
 
     __slots__ = (
         "checkpointed",
+        "expected",
         "listening",
         "recalled",
         "resting",
         "running",
         "seals",
         "tainted",
+        "unfetched",
         "unheard",
         "waiting",
     )
@@ -43,11 +46,18 @@ class Queues:
         self.seals: dict[Session, None] = {}
         self.tainted: dict[Session, None] = {}
         self.recalled: dict[Session, None] = {}
+        self.expected: dict[Session, None] = {}
+        self.unfetched = False
 
     @property
     def held(self) -> list[Session]:
         """Recalled sessions whose memory is here: it stays until their verb has had a chance to act."""
         return [session for session in self.recalled if session.place is Place.HOME]
+
+    def expect(self, session: Session) -> None:
+        """List a session whose turn is near."""
+        self.expected[session] = None
+        self.unfetched = True
 
     def wait(self, session: Session, turn: Turn) -> None:
         """Queue a turn for admission; an open one waits apart, behind all others."""
@@ -95,6 +105,7 @@ class Queues:
         self.seals.pop(session, None)
         self.checkpointed.pop(session, None)
         self.resting.pop(session, None)
+        self.expected.pop(session, None)
 
     def leave(self, session: Session) -> None:
         """Strike a closed session off every list."""

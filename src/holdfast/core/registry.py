@@ -4,6 +4,7 @@
     in_flight   plans that have not settled, copies for the next one
     moves       memory on its way between tiers
     deadlines   when to look at a session's idle time, or at a turn
+    returns     when to bring memory back for a turn that is expected
 
 The planner, the settler, the pressure and the scheduler change it. The engine and the server read it.
 """
@@ -51,6 +52,7 @@ class Registry:
         "numbers",
         "policy",
         "queues",
+        "returns",
         "sessions",
         "tenants",
         "tree",
@@ -68,6 +70,7 @@ class Registry:
         self.volatile = 0
         self.expired: dict[str, None] = {}
         self.deadlines = Deadlines()
+        self.returns = Deadlines()
         self.queues = Queues()
         self.in_flight = InFlight()
         self.moves = Moves(ledger, tree)
@@ -105,6 +108,11 @@ class Registry:
     def recalled(self) -> Mapping[Session, None]:
         """Sessions whose memory a verb waits for: it is away, or came back a moment ago."""
         return self.queues.recalled
+
+    @property
+    def unfetched(self) -> bool:
+        """Whether a plan may find room for memory that is expected to be needed."""
+        return self.queues.unfetched
 
     @property
     def seals(self) -> Mapping[Session, None]:
@@ -180,6 +188,7 @@ class Registry:
         """Remove a closed session."""
         del self.sessions[session.id]
         self.deadlines.drop(session.number)
+        self.returns.drop(session.number)
         if session.volatile:
             self.volatile -= 1
         else:
@@ -211,6 +220,18 @@ class Registry:
         """Look at a turn at its deadline, if it has one: before sessions that are due at the same time."""
         if turn.request.deadline is not None:
             self.deadlines.add(-turn.number, turn.request.deadline, session.id)
+
+    def watch_return(self, session: Session) -> None:
+        """Bring a session's memory back a while before its turn is expected."""
+        self.returns.drop(session.number)
+        when = session.expected - self.policy.prefetch_seconds
+        self.returns.add(session.number, when, session.id)
+
+    def has_returned(self, session: Session) -> None:
+        """The turn that was expected is there."""
+        session.expected = 0.0
+        self.returns.drop(session.number)
+        self.queues.expected.pop(session, None)
 
     # --- memory -----------------------------------------------------------------------------------
 

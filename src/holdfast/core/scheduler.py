@@ -254,7 +254,7 @@ class Scheduler:
         turn.known_before = session.sequence.known
         session.on(LifeEvent.SUBMIT)
         session.turn = turn
-        session.expected = 0.0
+        registry.has_returned(session)
         registry.queues.seals.pop(session, None)
         registry.queues.wait(session, turn)
         registry.watch_turn(session, turn)
@@ -579,6 +579,7 @@ class Scheduler:
                 self._abort(session, turn, keep if keep is None else min(keep, turn.generated), "deadline")
         for session, due in again:
             registry.watch(session, due)
+        self.planner.prefetch.due()
 
     # --- the audit --------------------------------------------------------------------------------
 

@@ -75,6 +75,7 @@ class PlaceEvent(StrEnum):
     ADOPT = "adopt"
     SETTLE = "settle"
     RESTORE = "restore"
+    CANCEL = "cancel"
     DROP = "drop"
 
 
@@ -86,6 +87,7 @@ PLACE_TABLE: dict[tuple[Place, PlaceEvent], Place] = {
     (Place.AWAY, PlaceEvent.RESTORE): Place.RETURNING,
     (Place.AWAY, PlaceEvent.DROP): Place.HOME,
     (Place.RETURNING, PlaceEvent.SETTLE): Place.HOME,
+    (Place.RETURNING, PlaceEvent.CANCEL): Place.AWAY,
     (Place.RETURNING, PlaceEvent.DROP): Place.HOME,
 }
 
@@ -101,7 +103,7 @@ class Session:
     """A conversation. A one-shot request is a session of one turn that is never named.
 
     `durable`: what its last turn said would survive the process. `parcel`: its memory on another tier.
-    `expected`: when its next turn is expected, if its last one said so; 0 if not. `volatile`: it stands for a
+    `expected`: when its next turn is expected, if its client said so; 0 if not. `volatile`: it stands for a
     conversation that its client sends whole with each request, so that it may be lost at any time: it is in
     no journal and in no file, and counts towards no limit of sessions.
     """

@@ -200,6 +200,7 @@ class Settler:
         self._depart(session)
         if turn.request.expect_return is not None:
             session.expected = registry.now + min(EXPECTED_SECONDS_MAX, turn.request.expect_return)
+            registry.watch_return(session)
         registry.emit(EventKind.FINISHED, session, turn, reason)
         if session.unsettled:
             session.on(LifeEvent.SEAL)

@@ -32,6 +32,9 @@ __all__ = ["LISTENING_SECONDS", "Ahead", "ahead_of", "settled"]
 LISTENING_SECONDS = 60.0
 """How long an open turn waits for more input, or its commit."""
 
+EXPECTED_SECONDS = 10.0
+"""Within what time a turn is expected of a client that connects, or begins to speak."""
+
 WORD_CHARACTERS = 16
 """A last word that is longer may be a script without spaces: then only its end is left out."""
 LAST_CHARACTERS = 4
@@ -65,12 +68,17 @@ class Ahead:
     def __init__(self, loop: EngineLoop) -> None:
         self._loop = loop
 
-    def hear(self, session: Session, tokens: tuple[int, ...], known: int | None) -> None:
-        """Let the open input of a session be `tokens`, written for a history of `known` tokens.
+    def hear(self, session: Session, said: Sequence[int] | None, known: int | None) -> None:
+        """Let the open input of a session be what is `said`, written for a history of `known` tokens.
 
-        Raises a refusal if the session has a turn in flight, or another history.
+        Raises a refusal if the session has a turn in flight, or another history. None says that a turn is
+        expected: the session's memory comes back, if it is on another tier and nobody needs the room.
         """
         scheduler, now = self._loop.scheduler, self._loop.now()
+        if said is None:
+            scheduler.planner.prefetch.expect(session, EXPECTED_SECONDS)
+            return
+        tokens = tuple(said)
         if known not in (None, session.history):
             raise HistoryChanged("the history has changed", session)
         if not tokens:

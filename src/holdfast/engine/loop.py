@@ -112,6 +112,7 @@ class EngineLoop:
             or registry.transits
             or registry.recalled
             or registry.unheard
+            or registry.unfetched
             or registry.seals_due(self.now())
             or (self.disk is not None and self.disk.busy)
         )

@@ -407,16 +407,17 @@ class Verbs:
 
     # --- turns ------------------------------------------------------------------------------------
 
-    def hear(self, reply: Reply, session_id: str, tokens: Sequence[int], known: int | None = None) -> None:
-        """Compute the input of the session's next turn ahead, as far as it is known: `tokens`, all of them.
+    def hear(
+        self, reply: Reply, session_id: str, tokens: Sequence[int] | None, known: int | None = None
+    ) -> None:
+        """Compute the input of the session's next turn ahead: all `tokens` that are known. Waits for nothing.
 
-        It is taken back if no turn begins; without tokens, at once. Waits for nothing, and is refused while a
-        turn is in flight.
+        It is taken back if no turn begins; without tokens, at once. None says that a turn is expected.
         """
         with Refusing(reply):
             self._scheduler.tick(self.loop.now())
             session = self._scheduler.registry.find(session_id)
-            self._ahead.hear(session, tuple(tokens), known)
+            self._ahead.hear(session, tokens, known)
             reply.done(session_id)
         self._dispatcher.tell()
 

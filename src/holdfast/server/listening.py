@@ -108,8 +108,14 @@ class Listening:
         if speaker is None or speaker.record is not record:
             self._forget(key)
             speaker = self._speakers[key] = _Speaker(record, answer)
+            self.expect(record)
         speaker.said = said
         self._wake(key, speaker)
+
+    def expect(self, record: SessionRecord) -> None:
+        """A turn of a session is expected: its memory comes back if it is away and there is room."""
+        key = engine_name(record.tenant, record.name)
+        self._link.send(wire.Hear(self._link.number(), key, [], None, soon=True))
 
     def begun(self, record: SessionRecord) -> None:
         """A turn is about to start: from now on its input is the engine's."""

@@ -297,6 +297,13 @@ class Clients(Audience):
         if session is not None:
             self.scheduler.spill(session.id, self.now)
 
+    def expect(self) -> None:
+        """Say that a turn will come soon, or come back to a connection."""
+        session = self.some()
+        if session is not None:
+            seconds = EXPECTED[-1] if self.serial % 2 else 1.0
+            self.scheduler.planner.prefetch.expect(session, seconds)
+
     def close(self) -> None:
         """Close a session."""
         session = self.some()
@@ -425,6 +432,7 @@ ACTIONS: dict[str, Callable[[Clients], None]] = {
     "compact": Clients.compact,
     "fork": Clients.fork,
     "spill": Clients.spill,
+    "expect": Clients.expect,
     "close": Clients.close,
     "durable": Clients.durable,
     "flush": Clients.flush,

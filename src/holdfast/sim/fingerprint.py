@@ -49,6 +49,7 @@ class Fingerprint:
             [[session.id for session in table] for table in (registry.running, registry.resting)],
             [[session.id for session in table] for table in (registry.queues.checkpointed, registry.seals)],
             sorted(session.id for session in registry.transits.values()),
+            [session.id for session in registry.queues.expected],
             [self._plan(plan) for plan in registry.flights],
             [
                 self._copy(copy.component, copy.source, copy.destination, owner)

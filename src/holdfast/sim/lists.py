@@ -83,6 +83,8 @@ class Lists:
         self._require(session, (session in registry.seals) == sealed, "place among the seals")
         rests = session.at_rest and session.sequence.lease is not None
         self._require(session, (session in registry.resting) == rests, "place among those that rest")
+        expected = session in registry.queues.expected
+        self._require(session, turn is None or not expected, "place among those that are expected")
         moves = session.place in (Place.LEAVING, Place.RETURNING)
         transit = session.parcel.transit if session.parcel is not None else 0
         self._require(session, (registry.transits.get(transit) is session) == moves, "place among the moves")
@@ -111,8 +113,9 @@ class Lists:
         open_ones = set(registry.sessions.values())
         queues = registry.queues
         tables = (queues.running, queues.resting, queues.checkpointed, queues.seals, queues.tainted)
+        hinted = (queues.recalled, queues.expected)
         moves = (registry.moves.copied, registry.transits.values(), registry.in_flight.uncopied)
-        for table in (*tables, queues.listening, *moves):
+        for table in (*tables, *hinted, queues.listening, *moves):
             for session in table:
                 self._require(session, session in open_ones, "list: it is closed")
         counted = Counter(session.tenant for session in open_ones if not session.volatile)

@@ -15,6 +15,7 @@ from holdfast.sim.forced_mutants import FORCED_MUTANTS
 from holdfast.sim.listening_mutants import LISTENING_MUTANTS
 from holdfast.sim.memory_mutants import MEMORY_MUTANTS
 from holdfast.sim.planting import Mutant, Patcher, planted_of
+from holdfast.sim.prefetch_mutants import PREFETCH_MUTANTS
 from holdfast.sim.retention_mutants import RETENTION_MUTANTS
 from holdfast.sim.step_mutants import STEP_MUTANTS
 from holdfast.sim.tier_mutants import TIER_MUTANTS
@@ -35,6 +36,7 @@ MUTANTS: dict[str, Mutant] = {
         *CHAT_MUTANTS,
         *TIER_MUTANTS,
         *COPY_MUTANTS,
+        *PREFETCH_MUTANTS,
         *LISTENING_MUTANTS,
         *RETENTION_MUTANTS,
     )

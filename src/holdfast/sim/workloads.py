@@ -161,6 +161,7 @@ WORKLOADS: dict[str, Workload] = {
                 "spill": 6.0,
                 "write out": 0.5,
                 "restore": 1.5,
+                "expect": 5.0,
                 "interrupt": 1.0,
                 "cut last": 1.0,
                 "rewind": 1.5,

@@ -228,6 +228,7 @@ class World:
         resting = self.keeping.resting(self.scheduler) if self.workload.strict else []
         registry = self.scheduler.registry
         answering = {session.id for session in (*registry.running, *registry.listening)}
+        by_hand = {move.number for move in registry.moves.pending}
         plan = self.scheduler.plan(self.rng.choice((4, 16, 64)), self.now)
         self.keeping.check(resting)
         self.files.fill()
@@ -243,6 +244,7 @@ class World:
             trace = extend(trace, row.start * 1009 + row.count)
         self.trace = trace
         self._watch_delays(plan)
+        self._watch_prefetches(plan, by_hand)
         self._watch_pauses(plan, answering)
         try:
             self.device.announce(plan, self.scheduler.registry.transits)
@@ -274,6 +276,25 @@ class World:
             if left > 0 and not (done or guesses or apart):
                 which = f"{turn.request.turn_id} of {session.id}"
                 raise Found(Check.DELAY, f"an input was computed ahead while {which} waited", which)
+
+    def _watch_prefetches(self, plan: Plan, by_hand: Set[int]) -> None:
+        """No plan brings memory back ahead while a turn waits, and none more than one session's."""
+        registry = self.scheduler.registry
+        ahead: list[Session] = []
+        for move in plan.moves:
+            session = registry.transits.get(move.number)
+            if session is None or move.destination_tier is not Tier.DEVICE or move.number in by_hand:
+                continue
+            if session.turn is None and session not in (*ahead, *registry.recalled):
+                ahead.append(session)
+        if not ahead:
+            return
+        if len(ahead) > 1:
+            raise Found(Check.DELAY, f"memory of {len(ahead)} sessions comes back ahead", ahead[0].id)
+        waiting = next(iter(registry.queue.values()), None)
+        if waiting is not None:
+            which = f"{waiting.request.turn_id} of {waiting.session_id}"
+            raise Found(Check.DELAY, f"memory of {ahead[0].id} comes back ahead while {which} waits", which)
 
     def _watch_pauses(self, plan: Plan, running: Set[str]) -> None:
         """A step beside the next token of a turn that ran before it is no larger than the policy says."""

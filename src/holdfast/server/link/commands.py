@@ -68,7 +68,8 @@ class EngineCommands:
                 if reply is not None:
                     verbs.abort(reply, command.keep, command.reason)
             case wire.Hear(call=call, session=name):
-                verbs.hear(self._reply(call), name, command.tokens, command.known)
+                tokens = None if command.soon else command.tokens
+                verbs.hear(self._reply(call), name, tokens, command.known)
             case wire.OpenSession(call=call, session=name):
                 about = (command.tenant, command.ttl, command.metadata, command.system, command.tools)
                 verbs.open(self._reply(call), name, *about, command.settings)

@@ -134,7 +134,7 @@ class Peer:
                         self.volatile.add(command.session)
             case wire.Stage():
                 self.staged.add(command.call)
-            case wire.Hear():
+            case wire.Hear(soon=False):
                 (self.heard.add if command.tokens else self.heard.discard)(command.session)
 
     def last_words(self, numbers: Iterator[int]) -> Iterator[wire.Command]:

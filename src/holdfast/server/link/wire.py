@@ -156,13 +156,14 @@ class EndTurn(msgspec.Struct, tag="end", frozen=True):
 class Hear(msgspec.Struct, tag="hear", frozen=True):
     """Compute the input of a session's next turn ahead: `tokens`, all that is known of it; none take it back.
 
-    `known` is the length of the history that they were written for.
+    `known` is the length of the history that they were written for. `soon` only says that a turn is expected.
     """
 
     call: int
     session: str
     tokens: list[int]
     known: int | None = None
+    soon: bool = False
 
 
 class Interrupt(msgspec.Struct, tag="interrupt", frozen=True):

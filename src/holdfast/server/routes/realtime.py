@@ -236,6 +236,7 @@ class Conversation:
             service.facts.context_length,
             service.facts.vocabulary,
         )
+        service.listening.expect(record)
         self.channel = self.channels.of(record)
         self.channel.attach(self.outbox, shown, message.resume_after_seq)
 

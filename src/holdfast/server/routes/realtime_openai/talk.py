@@ -88,6 +88,8 @@ class Talk:
             record = await self.service.known(tenant, self.name) if self.stays else None
             if record is None:
                 record = await self.service.open_session(self.caller, self.name)
+            else:
+                self.service.listening.expect(record)
             self._opened = True
             self._before = record.view.turns
             return record

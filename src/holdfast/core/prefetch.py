@@ -1,0 +1,97 @@
+"""Prefetch: memory on another tier that comes back before the turn that needs it.
+
+    expect    somebody begins to speak, or connects: the session is listed as expected
+    due       the time is near for which a turn has announced the next one: likewise
+    fetch     a plan has memory to spare: the restore begins, one at a time, the session that is needed first
+
+A prefetch is a guess, and nobody waits for it. It begins only while no turn waits and no other memory comes
+back. It takes free memory, or makes room from prefixes that nobody leases and from sessions at rest that stay
+away longer, if the host has room for them; running turns keep a reserve. Under memory pressure it is
+cancelled before anything else but unleased prefixes: the source is still there. The turn that it was meant
+for takes a restore under way over. Called by planner, scheduler and the engine's verbs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from holdfast.core.layout import Component
+from holdfast.core.ledger import Kind, OutOfUnits, OverQuota
+from holdfast.core.pressure import Pressure
+from holdfast.core.registry import Registry
+from holdfast.core.session import Place, Session
+
+SPARE_SHARE = 32
+"""One unit of so many, and at least one, stays free for turns that are submitted meanwhile."""
+GROWTH_PAGES = 2
+"""Pages that a running turn may need while memory comes back."""
+
+
+class Prefetch:
+    """Brings memory back ahead. The sessions that are expected are in `Queues.expected`."""
+
+    __slots__ = ("pressure", "registry")
+
+    def __init__(self, registry: Registry, pressure: Pressure) -> None:
+        self.registry = registry
+        self.pressure = pressure
+
+    def expect(self, session: Session, seconds: float) -> None:
+        """Bring memory back now: a turn is expected within `seconds`. No effect while the session has one."""
+        if session.turn is None:
+            session.expected = self.registry.now + seconds
+            self.registry.queues.expect(session)
+
+    def due(self) -> None:
+        """List the sessions whose turn is near."""
+        registry = self.registry
+        for _, session_id in registry.returns.due(registry.now):
+            registry.queues.expect(registry.sessions[session_id])
+
+    def fetch(self, short: bool, full: Container[str]) -> None:
+        """Begin to bring the memory of the session back that is needed first, if nobody else needs the room.
+
+        `short` says that a turn lacks memory in this plan; tenants that are `full` are at their quota.
+        """
+        registry, queues = self.registry, self.registry.queues
+        for session in list(queues.expected):
+            passed = session.expected <= registry.now and session.place is not Place.RETURNING
+            if passed or session.place is Place.HOME:
+                del queues.expected[session]
+        away = [session for session in queues.expected if session.place is Place.AWAY]
+        returning = any(each.place is Place.RETURNING for each in registry.moves.transits.values())
+        if not (short or returning or registry.queue):
+            for session in sorted(away, key=lambda each: each.expected):
+                if session.tenant not in full and self._begin(session):
+                    break
+        # Memory that is on its way out may make room: another plan looks again.
+        pools = [registry.ledger.pool(component) for component in registry.ledger.layout.components]
+        leaving = registry.moves.transits or any(pool.by_kind[Kind.RETIRING] for pool in pools)
+        queues.unfetched = bool(queues.expected and leaving)
+
+    def _begin(self, session: Session) -> bool:
+        """Begin to bring one session back; False without room."""
+        registry, parcel = self.registry, session.parcel
+        assert parcel is not None, "memory that is away is in a parcel"
+        for component, hold in parcel.away.items():
+            pool = registry.ledger.pool(component)
+            need = len(hold) + self._reserve(component) + max(1, pool.size // SPARE_SHARE)
+            quota = OverQuota(pool, len(hold), session.holder.account)
+            for shortfall in (quota, OutOfUnits(pool, need, len(pool.free))):
+                if not self.pressure.make_room_ahead(shortfall, session):
+                    return False
+        try:
+            self.pressure.begin_restore(session)
+        except OutOfUnits:
+            return False
+        return True
+
+    def _reserve(self, component: Component) -> int:
+        """Units that running turns may need while the memory comes back."""
+        queues, layout = self.registry.queues, self.registry.ledger.layout
+        if component is Component.STATE:
+            return 0
+        return sum(
+            max(0, layout.pages_for(session.sequence.known) + GROWTH_PAGES - session.sequence.pages)
+            for session in (*queues.running, *queues.listening)
+        )
