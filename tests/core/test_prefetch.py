@@ -3,7 +3,9 @@
 import pytest
 
 from holdfast.core.layout import Component, Tier
+from holdfast.core.ledger import OutOfUnits
 from holdfast.core.policy import Share
+from holdfast.core.prefetch import ATTEMPTS_MAX, EXPECTED_MAX
 from holdfast.core.session import Place, Session
 from tests.core.driver import LAYOUTS, Driver, prompt
 
@@ -344,3 +346,36 @@ def test_a_cut_ends_it() -> None:
     assert not driver.registry.queues.expected and driver.session("a").place is Place.HOME
     driver.run()
     assert driver.turn("a", 5, 2, 1).cached == 0
+
+
+# --- how many ---
+
+
+def test_a_list_of_expected_sessions_is_bounded() -> None:
+    driver = Driver("dense", 4, pages=20, host=600, running_max=1)
+    names = [f"s{number}" for number in range(EXPECTED_MAX + 5)]
+    for name in names:
+        away(driver, name, 8)
+    driver.open("home")
+    driver.turn("home", 4, 4)
+    for name in ("home", *names):
+        driver.scheduler.planner.prefetch.expect(driver.session(name), 1.0)
+    assert [session.id for session in driver.registry.queues.expected] == names[:EXPECTED_MAX]
+
+
+def test_a_plan_looks_for_room_for_a_few_sessions_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver("dense", 4, host=600)
+    names = [f"s{number}" for number in range(3 * ATTEMPTS_MAX)]
+    for name in names:
+        away(driver, name, 8)
+    for number, name in enumerate(names):
+        expect(driver, name, 2.0 - number / 100)
+    asked: list[str] = []
+
+    def no_room(shortfall: OutOfUnits, session: Session) -> bool:
+        asked.append(session.id)
+        return False
+
+    monkeypatch.setattr(type(driver.scheduler.pressure), "make_room_ahead", lambda _, *given: no_room(*given))
+    driver.plan()
+    assert asked == names[: -ATTEMPTS_MAX - 1 : -1]

@@ -25,6 +25,10 @@ SPARE_SHARE = 32
 """One unit of so many, and at least one, stays free for turns that are submitted meanwhile."""
 GROWTH_PAGES = 2
 """Pages that a running turn may need while memory comes back."""
+EXPECTED_MAX = 64
+"""Sessions that are listed as expected. Hints beyond them are dropped: a plan looks at a bounded number."""
+ATTEMPTS_MAX = 4
+"""Sessions for which one plan looks for room."""
 
 
 class Prefetch:
@@ -40,13 +44,19 @@ class Prefetch:
         """Bring memory back now: a turn is expected within `seconds`. No effect while the session has one."""
         if session.turn is None:
             session.expected = self.registry.now + seconds
-            self.registry.queues.expect(session)
+            self._list(session)
 
     def due(self) -> None:
         """List the sessions whose turn is near."""
         registry = self.registry
         for _, session_id in registry.returns.due(registry.now):
-            registry.queues.expect(registry.sessions[session_id])
+            self._list(registry.sessions[session_id])
+
+    def _list(self, session: Session) -> None:
+        """List a session whose memory is not here, if there is a place on the list."""
+        queues = self.registry.queues
+        if session.place is not Place.HOME and len(queues.expected) < EXPECTED_MAX:
+            queues.expect(session)
 
     def fetch(self, short: bool, full: Container[str]) -> None:
         """Begin to bring the memory of the session back that is needed first, if nobody else needs the room.
@@ -61,7 +71,7 @@ class Prefetch:
         away = [session for session in queues.expected if session.place is Place.AWAY]
         returning = any(each.place is Place.RETURNING for each in registry.moves.transits.values())
         if not (short or returning or registry.queue):
-            for session in sorted(away, key=lambda each: each.expected):
+            for session in sorted(away, key=lambda each: each.expected)[:ATTEMPTS_MAX]:
                 if session.tenant not in full and self._begin(session):
                     break
         # Memory that is on its way out may make room: another plan looks again.

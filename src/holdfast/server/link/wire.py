@@ -25,7 +25,7 @@ Stage = cluster_wire.Stage
 
 Token = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
-PROTOCOL = 2
+PROTOCOL = 3
 """The version of these messages; over TCP both ends must have the same."""
 
 CALL_BITS = 36
