@@ -6,6 +6,7 @@ from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import OutOfUnits
 from holdfast.core.policy import Share
 from holdfast.core.prefetch import ATTEMPTS_MAX, EXPECTED_MAX
+from holdfast.core.pressure import Pressure
 from holdfast.core.session import Place, Session
 from tests.core.driver import LAYOUTS, Driver, prompt
 
@@ -379,3 +380,37 @@ def test_a_plan_looks_for_room_for_a_few_sessions_only(monkeypatch: pytest.Monke
     monkeypatch.setattr(type(driver.scheduler.pressure), "make_room_ahead", lambda _, *given: no_room(*given))
     driver.plan()
     assert asked == names[: -ATTEMPTS_MAX - 1 : -1]
+
+
+def test_the_next_one_comes_back_where_the_first_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver("dense", 4, host=100)
+    first, second = (away(driver, name) for name in ("a", "b"))
+    expect(driver, "a", 1.0)
+    expect(driver, "b", 1.5)
+    begin = Pressure.begin_restore
+
+    def fails_once(pressure: Pressure, session: Session) -> None:
+        if session is first:
+            raise OutOfUnits(driver.ledger.pool(FULL), 1, 0)
+        begin(pressure, session)
+
+    monkeypatch.setattr(Pressure, "begin_restore", fails_once)
+    driver.plan()
+    assert (first.place, second.place) == (Place.AWAY, Place.RETURNING)
+    driver.land()
+    driver.run()
+
+
+def test_states_of_running_turns_are_there_already() -> None:
+    driver = Driver("hybrid", 4, slots=4, host=100, checkpoints=0)
+    session = away(driver, "a", 8)
+    driver.open("b")
+    driver.submit("b", prompt(30), 30)
+    driver.step()
+    expect(driver, "a")
+    free = len(driver.ledger.pool(Component.STATE).free)
+    assert free == 2, "one for the session, one to spare"
+    driver.plan()
+    assert session.place is Place.RETURNING
+    driver.land()
+    driver.run()

@@ -33,6 +33,7 @@ JUDGED = (
     "points.py",
     "policy.py",
     "pool.py",
+    "prefetch.py",
     "prefix.py",
     "pressure.py",
     "prompts.py",
