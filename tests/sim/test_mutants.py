@@ -229,8 +229,10 @@ EXPECTED: dict[str, Report] = {
     "failed-sink-loses-the-parcel": report("content, books", PARCEL, SESSION, TURN),
     # Copies on the host: the session that the copy is of, or who got its unit next.
     "cut-keeps-the-stale-copy": report("content, assertion", COPY, PARCEL, SESSION, TURN, ROW),
-    "partial-page-of-the-copy-counts-as-whole": report("content", COPY, PARCEL, SESSION, TURN, ROW),
-    "state-of-the-copy-outlives-a-turn": report("content", COPY, PARCEL, SESSION, TURN, ROW),
+    "partial-page-of-the-copy-counts-as-whole": report(
+        "content, assertion", COPY, PARCEL, SESSION, TURN, ROW
+    ),
+    "state-of-the-copy-outlives-a-turn": report("content, assertion", COPY, PARCEL, SESSION, TURN, ROW),
     "copy-is-freed-twice": report(TWICE, COPY, SESSION, FREE, f"TRANSIT {NAME}"),
     "close-forgets-the-copy": report(LEAK, COPY),
     "new-pages-precede-the-copy": report("content", PARCEL, SESSION, TURN, ROW),

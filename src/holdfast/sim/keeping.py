@@ -57,11 +57,18 @@ class Keeping:
         clients.hear(clients.scheduler.take_events())
 
     def resting(self, scheduler: Scheduler) -> list[Resting]:
-        """The sessions that may have to leave in the plan that comes next, where their rank is certain."""
+        """The sessions that may have to leave in the plan that comes next, where their rank is certain.
+
+        One whose memory the plan completes stays for it, whatever its rank.
+        """
+        copies = scheduler.registry.in_flight
         idle = (
             session
             for session in scheduler.registry.resting
-            if session.life is Life.IDLE and session.place is Place.HOME and not session.unsettled
+            if session.life is Life.IDLE
+            and session.place is Place.HOME
+            and not session.unsettled
+            and not copies.has_copies_of(session)
         )
         return [
             Resting(session, (session.retention.pinned, session.retention.priority))
