@@ -66,23 +66,23 @@ def most_likely(theirs: PreTrainedModel, prompt: list[int], said: list[int]) -> 
 
 
 @pytest.mark.parametrize(
-    "questions",
+    ("questions", "tokens"),
     [
-        pytest.param(QUESTIONS[:: len(FORMS) + 1], marks=pytest.mark.parity, id="four"),
-        pytest.param(QUESTIONS, marks=pytest.mark.soak, id="twenty"),
+        pytest.param(QUESTIONS[:: len(FORMS) + 1], GENERATED // 2, marks=pytest.mark.parity, id="four"),
+        pytest.param(QUESTIONS, GENERATED, marks=pytest.mark.soak, id="twenty"),
     ],
 )
 def test_prompts_say_what_transformers_says(
-    engine: Engine, theirs: PreTrainedModel, questions: list[str]
+    engine: Engine, theirs: PreTrainedModel, questions: list[str], tokens: int
 ) -> None:
-    """All at once, chat template included, 64 tokens each; four of them are each form on another topic."""
+    """All at once, chat template included; four of them are each form on another topic."""
     assert len(questions) in (4, 20)
     prompts = [chat(engine, question) for question in questions]
-    turns = engine.generate(prompts, greedy(GENERATED))
+    turns = engine.generate(prompts, greedy(tokens))
     for prompt, turn in zip(prompts, turns, strict=True):
         expected = most_likely(theirs, prompt, turn.token_ids)
-        assert len(expected) == GENERATED
-        assert len(set(expected)) >= 20, "the reference is not trivial"
+        assert len(expected) == tokens
+        assert len(set(expected)) >= min(20, tokens // 2), "the reference is not trivial"
         assert turn.token_ids == expected
 
 

@@ -20,6 +20,7 @@ from holdfast.server.link.worker import model_facts
 from tests.server.in_process import echo_commands
 
 WELCOME = wire.Welcome(wire.PROTOCOL, "e", "life", "model")
+NEWER = wire.Welcome(wire.PROTOCOL + 1, "e", "life", "model")
 
 
 class Observer:
@@ -97,7 +98,7 @@ def address(server: asyncio.Server) -> str:
     [
         (framed(b"\xc1"), "a message that cannot be read"),
         (b"\xff\xff\xff\xff", "bytes, of at most"),
-        (framed(wire.encode(wire.Welcome(3, "e", "life", "model"))), "it speaks version 3 of the link"),
+        (framed(wire.encode(NEWER)), f"it speaks version {NEWER.protocol} of the link"),
         (b"ready", "the engine did not say who it is"),
         (framed(wire.encode(wire.Unable("no room"))), "the engine refused the link: no room"),
     ],

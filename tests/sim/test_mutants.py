@@ -29,11 +29,11 @@ def among(seed: int, layout: str, page_size: int, workload: str) -> Options:
 
 # Where bugs are found soon that take long in worlds of all kinds. `make soak` finds them in those.
 SOONER = {
-    "file-is-taken-for-longer-than-it-is": among(4, "hybrid", 16, "agents"),
+    "file-is-taken-for-longer-than-it-is": among(8, "hybrid", 16, "agents"),
     "last-token-of-an-input-waits-for-ever": among(11, "window+state", 3, "crowd"),
     "copies-of-a-failed-step-are-trusted": among(3, "dense", 16, "adversary"),
     "lost-table-changes-are-not-resent": among(2, "dense", 3, "voice"),
-    "moves-of-a-failed-step-are-trusted": among(1, "window+state", 16, "agents"),
+    "moves-of-a-failed-step-are-trusted": among(15, "window+state", 16, "agents"),
     "aborted-restore-keeps-its-parcel": among(2, "state", 64, "agents"),
     "double-close-frees-twice": among(3, "full+window+state", 1, "mix"),
     "a-spill-takes-what-others-lease": among(1, "state", 16, "agents"),
@@ -69,7 +69,7 @@ SOONER = {
     "rollback-keeps-the-turns-state": among(3, "full+window+state", 1, "mix"),
     "turn-and-session-both-hold": among(3, "full+window+state", 1, "mix"),
     "window-of-the-mark-is-freed": among(3, "full+window+state", 1, "mix"),
-    "retract-moves-the-mark": among(1, "hybrid", 16, "mix"),
+    "retract-moves-the-mark": among(13, "hybrid", 16, "mix"),
     "failed-sink-loses-the-parcel": among(3, "full+window+state", 1, "tiers"),
     "sunk-parcel-is-read-from-the-host": among(1, "state", 16, "tiers"),
     "sunk-parcel-keeps-its-host-memory": among(1, "state", 16, "tiers"),
