@@ -178,7 +178,7 @@ async def held(house: House) -> None:
     await running(house)
     house.start()
     await house.round(step=False)
-    assert len(house.commands.verbs._waiting) == 1
+    assert len(house.commands.verbs._submission._waiting) == 1
 
 
 async def retracted(house: House) -> None:

@@ -2,17 +2,16 @@
 
 A turn that runs is aborted as soon as the steering turn comes, which waits only for its rows in flight: one
 step at most lies between the two. One that has finished is cut when the steering turn begins. A steering turn
-that is refused has cut nothing. Used by `verbs`.
+that is refused has cut nothing. Used by `submission`.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from holdfast.core.errors import NothingToKeep, SessionBusy, UnknownTurn
 from holdfast.core.requirements import require_fit
 from holdfast.core.session import Life, Session
 from holdfast.core.turn import KEEP_ALL, Turn
+from holdfast.engine.history import note_cut
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.turn_beginner import TurnBeginner
 from holdfast.engine.turn_spec import TurnSpec
@@ -20,19 +19,15 @@ from holdfast.engine.waiting import is_aborting
 
 __all__ = ["Steering"]
 
-NoteCut = Callable[[Session, int | None], None]
-
 
 class Steering:
     """The steering turns of one engine."""
 
-    __slots__ = ("_loop", "_note_cut", "_turns")
+    __slots__ = ("_loop", "_turns")
 
-    def __init__(self, loop: EngineLoop, turns: TurnBeginner, note_cut: NoteCut) -> None:
-        """`note_cut` writes down that the last turn of a session was cut."""
+    def __init__(self, loop: EngineLoop, turns: TurnBeginner) -> None:
         self._loop = loop
         self._turns = turns
-        self._note_cut = note_cut
 
     def stop(self, session: Session, spec: TurnSpec) -> bool:
         """Abort the turn that runs on a session, for a turn that steers.
@@ -64,7 +59,7 @@ class Steering:
         self._loop.session_log.require_writable()
         self._loop.scheduler.interrupt(session.id, self._loop.now(), keep)
         self._loop.dispatcher.note_opened(session)
-        self._note_cut(session, keep)
+        note_cut(self._loop, session, keep)
 
     def fitted(self, session: Session, spec: TurnSpec) -> TurnSpec:
         """The turn as it follows what is left: an answer that has its end token does not get another."""

@@ -1,6 +1,6 @@
 """Begins turns: what the core is asked for, and the stream that reads the turn's tokens.
 
-A turn that is refused has changed nothing. Used by `verbs`.
+A turn that is refused has changed nothing. Used by `submission` and `steering`.
 """
 
 from __future__ import annotations

@@ -11,34 +11,27 @@ without a journal, at once. A verb that is refused has changed nothing.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Sequence
 
-from holdfast.core.errors import Refused, RequestConflict, SessionMoved, TooManySessions, UnknownSession
+from holdfast.core.errors import RequestConflict, SessionMoved, TooManySessions, UnknownSession
 from holdfast.core.layout import Tier
-from holdfast.core.session import Session
 from holdfast.core.tokens import pack
 from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.acknowledgements import Acknowledgements
 from holdfast.engine.claims import SessionClaims
-from holdfast.engine.constraints.compiler import Compilation, State
-from holdfast.engine.constraints.errors import GrammarError
 from holdfast.engine.durable.session_log import Tools, Waiter, require_text
-from holdfast.engine.grammars import GrammarRefused
+from holdfast.engine.history import catch_up, note_cut, require_same
 from holdfast.engine.listeners import Refusing, Reply, TurnListener
 from holdfast.engine.listening import Ahead
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.replacement import replacement
-from holdfast.engine.sampling import SamplingError
 from holdfast.engine.session_settings import DEFAULT_SETTINGS, SettingsChange, check_change
-from holdfast.engine.steering import Steering
-from holdfast.engine.turn_beginner import TurnBeginner
-from holdfast.engine.turn_spec import HistoryChanged, HistoryRepeated, TurnSpec
+from holdfast.engine.submission import Submission
+from holdfast.engine.turn_spec import TurnSpec
 from holdfast.engine.waiting import (
     Length,
     MemoryWait,
     SessionQueues,
-    TurnWait,
     end_of_turn,
     kept_of_turn,
     never_spent,
@@ -48,8 +41,6 @@ from holdfast.engine.waiting import (
 
 __all__ = ["Verbs", "never_spent"]
 
-log = logging.getLogger("holdfast.engine")
-
 
 class Verbs:
     """The verbs on the sessions of one engine."""
@@ -57,16 +48,11 @@ class Verbs:
     __slots__ = (
         "_ahead",
         "_dispatcher",
-        "_grammars",
-        "_patient",
         "_queues",
-        "_requests",
         "_scheduler",
         "_session_log",
-        "_steering",
+        "_submission",
         "_told",
-        "_turns",
-        "_waiting",
         "claims",
         "loop",
     )
@@ -78,15 +64,8 @@ class Verbs:
         self._session_log = loop.session_log
         self._dispatcher = loop.dispatcher
         self._ahead = Ahead(loop)
-        self._turns = TurnBeginner(loop, self._ahead)
-        self._steering = Steering(loop, self._turns, self._note_cut)
-        self._grammars = loop.setup.grammars
-        self._patient = patient
         self._queues = SessionQueues(lambda name: turn_before(loop.scheduler, name) is not None)
-        self._requests = SessionQueues(lambda _: False)
-        """Requests of their own that wait for their grammar, by the ids of their turns."""
-        self._waiting: set[TurnListener] = set()
-        """Turns that wait for their session, or for their grammar."""
+        self._submission = Submission(loop, self._queues, self._ahead, patient)
         journal = loop.session_log.journal
         owning = None if journal is None else journal.owning
         self.claims = None if owning is None else SessionClaims(loop, owning)
@@ -98,22 +77,18 @@ class Verbs:
     @property
     def waits(self) -> bool:
         """Whether a verb or a turn waits for its session, or a turn for its grammar."""
-        return bool(self._queues or self._requests)
+        return bool(self._queues) or self._submission.waits
 
     @property
     def compiles(self) -> bool:
         """Whether a grammar is being compiled: its descriptor tells the end of that."""
-        return self._grammars.pending
+        return self._submission.compiles
 
     def retry(self, spent: Callable[[], bool] = never_spent) -> None:
         """Try some of what waits, until `spent`."""
         if self.claims is not None:
             self.claims.poll()
-        if self._grammars.pending:
-            self._grammars.poll()
-        if self._requests:
-            self._requests.retry(spent)
-            self._dispatcher.tell()
+        self._submission.retry(spent)
         if self._queues:
             self._queues.retry(spent)
             self._dispatcher.tell()
@@ -121,7 +96,7 @@ class Verbs:
     def rest(self, seconds: float) -> None:
         """Wait for a grammar where a turn waits for one and the loop has nothing to do."""
         if self.waits and not self.loop.active:
-            self._grammars.wait(seconds)
+            self._submission.wait_for_grammars(seconds)
 
     def _when_ready(
         self,
@@ -145,7 +120,7 @@ class Verbs:
             if not (self._ahead.stop(session_id) and wait.over(self.loop.now())):
                 return False
             with Refusing(reply):
-                self._require_same(session_id, wait.session)
+                require_same(self.loop, session_id, wait.session)
                 act()
             return True
 
@@ -162,12 +137,6 @@ class Verbs:
 
         self._queues.add_verb(session_id, guarded)
         self._dispatcher.tell()
-
-    def _require_same(self, session_id: str, meant: Session | None) -> None:
-        """Refuse to act on another session than the one that had the name when the verb came."""
-        found = self._scheduler.registry.sessions.get(session_id)
-        if found is not None and found is not meant:
-            raise UnknownSession(f"session {session_id} was closed, and another was opened since")
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -190,7 +159,7 @@ class Verbs:
             require_text(id=session_id, tenant=tenant, system=system)
             check_change({"ttl": ttl, **(settings or {})})
             chosen = DEFAULT_SETTINGS.changed(settings or {})
-            now = self._catch_up()
+            now = catch_up(self.loop)
             self._session_log.require_writable()
             self._session_log.require_unused(session_id)
             seconds = None if ttl is None else float(ttl)
@@ -225,7 +194,7 @@ class Verbs:
 
         def act() -> None:
             require_text(turn_id=turn_id, request_id=request_id)
-            now = self._catch_up()
+            now = catch_up(self.loop)
             session = self._scheduler.registry.find(session_id)
             turn = session.turn
             if turn is None:
@@ -244,7 +213,7 @@ class Verbs:
                 )
                 return
             if keep != KEEP_ALL:
-                self._note_cut(session, keep)
+                note_cut(self.loop, session, keep)
             self._told.when_durable(reply, session_id)
 
         self._when_ready(reply, session_id, act, kept_of_turn(keep, turn_id))
@@ -254,7 +223,7 @@ class Verbs:
 
         def act() -> None:
             require_text(request_id=request_id)
-            now = self._catch_up()
+            now = catch_up(self.loop)
             self._session_log.require_writable()
             asked = f"rewind {turns}"
             if self._session_log.earlier_answer(session_id, request_id, asked) is None:
@@ -263,7 +232,7 @@ class Verbs:
                 self._scheduler.rewind(session_id, turns, now)
                 self._dispatcher.note_opened(session)
                 if turns < before:
-                    self._note_cut(session, None)
+                    note_cut(self.loop, session, None)
                 self._session_log.requested(session_id, request_id, asked)
             self._told.when_durable(reply, session_id)
 
@@ -288,7 +257,7 @@ class Verbs:
 
         def act() -> None:
             require_text(turn_id=turn_id, request_id=request_id)
-            now = self._catch_up()
+            now = catch_up(self.loop)
             self._session_log.require_writable()
             asked = f"compact {first} {last} {hashlib.sha256(pack(tokens)).hexdigest()}"
             earlier = self._session_log.earlier_answer(session_id, request_id, asked)
@@ -325,7 +294,7 @@ class Verbs:
 
         def act() -> None:
             require_text(id=child_id, request_id=request_id)
-            now = self._catch_up()
+            now = catch_up(self.loop)
             self._session_log.require_writable()
             asked = f"fork {turns}"
             made = self._session_log.earlier_answer(session_id, request_id, asked)
@@ -357,7 +326,7 @@ class Verbs:
         """Replace a session's metadata, or change the settings that are given. Waits for nothing."""
         with Refusing(reply):
             check_change(settings or {})
-            now = self._catch_up()
+            now = catch_up(self.loop)
             self._session_log.require_writable()
             session = self._scheduler.registry.find(session_id)
             self._dispatcher.note_opened(session)
@@ -393,18 +362,6 @@ class Verbs:
 
         self._when_ready(reply, session_id, act)
 
-    def _catch_up(self) -> float:
-        """The time, after everything that was due by then: it also comes first in the journal."""
-        now = self.loop.now()
-        self._scheduler.tick(now)
-        self._dispatcher.tell()
-        return now
-
-    def _note_cut(self, session: Session, kept: int | None) -> None:
-        self._session_log.truncated(session.id, len(session.boundaries), kept)
-        if self.loop.disk is not None:
-            self.loop.disk.truncated(session, session.sequence.known)
-
     # --- turns ------------------------------------------------------------------------------------
 
     def hear(
@@ -423,178 +380,11 @@ class Verbs:
 
     def submit(self, listener: TurnListener, spec: TurnSpec) -> None:
         """Queue a turn, when its grammar is compiled and its session is ready for it."""
-        compilation: Compilation | None = None
-        if spec.grammar is not None and not self._is_repeated(spec):
-            try:
-                compilation = self._grammars.request(spec.grammar)
-            except GrammarError as error:
-                listener.refused(GrammarRefused(error))
-                return
-        if spec.volatile and spec.session_id is not None:
-            self._follow_later(listener, spec, spec.session_id, compilation)
-        elif spec.session_id is not None:
-            self._submit_later(listener, spec, spec.session_id, compilation)
-        elif compilation is not None:
-            self._request_later(listener, spec, compilation)
-        else:
-            with Refusing(listener):
-                self._turns.begin(listener, spec, None, None)
-        self._dispatcher.tell()
-
-    def _when_turn_ready(
-        self,
-        listener: TurnListener,
-        queue: tuple[SessionQueues, str],
-        compilation: Compilation | None,
-        is_ready: Callable[[], bool],
-        act: Callable[[], None],
-    ) -> None:
-        """Begin a turn as soon as it is ready and its grammar is compiled, after others of its queue."""
-
-        def attempt() -> bool:
-            if listener not in self._waiting:
-                return True  # It was aborted while it waited.
-            if (compilation is not None and compilation.state is State.WAITING) or not is_ready():
-                return False
-            self._waiting.discard(listener)
-            with Refusing(listener):
-                act()
-            return True
-
-        self._waiting.add(listener)
-        queues, name = queue
-        queues.add_turn(name, attempt)
-
-    def _submit_later(
-        self, listener: TurnListener, spec: TurnSpec, session_id: str, compilation: Compilation | None
-    ) -> None:
-        """Submit a turn as soon as its session is ready for it."""
-        steers = spec.steers is not None and not self._is_repeated(spec)
-        if steers:
-            # The turn before stops at once; this one begins when it has ended.
-            try:
-                steers = not self._steering.stop(self._scheduler.registry.find(session_id), spec)
-            except (Refused, SamplingError) as refusal:
-                listener.refused(refusal)
-                return
-        wait = TurnWait(self._scheduler, session_id)
-        memory = MemoryWait(self._scheduler, session_id, kept_of_turn(spec.steers, None))
-
-        def is_ready() -> bool:
-            if steers and not (self._ahead.stop(session_id) and memory.over(self.loop.now())):
-                return False
-            waits = self._patient or spec.steers is not None
-            held = self._is_being_written(spec) or self._dispatcher.is_shedding(session_id)
-            return not held and (not waits or wait.over())
-
-        def act() -> None:
-            self._require_same(session_id, wait.session)
-            if steers:
-                self._steering.cut(self._scheduler.registry.find(session_id), spec)
-            self._submit(listener, spec, session_id, compilation)
-
-        self._when_turn_ready(listener, (self._queues, session_id), compilation, is_ready, act)
-
-    def _follow_later(
-        self, listener: TurnListener, spec: TurnSpec, session_id: str, compilation: Compilation | None
-    ) -> None:
-        """Submit a volatile turn, as soon as the memory that it follows can be cut or shared.
-
-        It does not wait for a turn before it: its client has tokens for a session of their own.
-        """
-        follows = spec.parent if spec.parent is not None else session_id
-        is_cut = spec.parent is not None or spec.keep != spec.known
-        wait = MemoryWait(self._scheduler, follows, lambda _: spec.keep or 0, spec.parent is not None)
-
-        def is_ready() -> bool:
-            return not is_cut or wait.over(self.loop.now())
-
-        def act() -> None:
-            self._require_same(follows, wait.session)
-            self._follow(listener, spec, session_id, compilation)
-
-        self._when_turn_ready(listener, (self._queues, follows), compilation, is_ready, act)
-
-    def _request_later(self, listener: TurnListener, spec: TurnSpec, compilation: Compilation) -> None:
-        """Begin a request of its own as soon as its grammar is compiled."""
-
-        def act() -> None:
-            self._turns.begin(listener, spec, None, compilation)
-
-        self._when_turn_ready(listener, (self._requests, spec.turn_id), compilation, lambda: True, act)
-
-    def _follow(
-        self, listener: TurnListener, spec: TurnSpec, session_id: str, compilation: Compilation | None
-    ) -> None:
-        """Queue a volatile turn on its session; one that is made for it is closed again if it is refused."""
-        now = self._catch_up()
-        scheduler = self._scheduler
-        if spec.parent is not None:
-            session, opened = scheduler.fork(spec.parent, session_id, now, known=spec.keep), True
-        elif spec.known:
-            session, opened = scheduler.registry.find(session_id), False
-            if session.sequence.known != spec.known:
-                raise HistoryChanged("the history has changed", session)
-        else:
-            session, opened = scheduler.open(session_id, spec.tenant, now, volatile=True), True
-        try:
-            self._turns.begin(listener, spec, session, compilation)
-        except (Refused, SamplingError):
-            if opened:
-                scheduler.close(session_id, now)
-            raise
+        self._submission.submit(listener, spec)
 
     def abort(self, listener: TurnListener, keep: int | None, reason: str) -> None:
         """End the turn of a listener, which hears of the end; a turn that is over stays as it is.
 
         `keep` is how many generated tokens stay, at most all: None to roll the turn back.
         """
-        turn = listener.turn
-        if listener in self._waiting:
-            self._waiting.discard(listener)
-            listener.dropped(reason)
-        elif turn is not None and not turn.over:
-            kept = keep if keep is None or keep == KEEP_ALL else min(keep, turn.generated)
-            now = self.loop.now()
-            try:
-                self._scheduler.abort(turn.session_id, turn.request.turn_id, now, kept, reason)
-            except Refused as refusal:
-                log.info("turn %s is ending already: %s", turn.request.turn_id, refusal)
-        self._dispatcher.tell()
-
-    def _is_repeated(self, spec: TurnSpec) -> bool:
-        """Whether a turn has been carried out: its grammar is not needed again."""
-        if spec.session_id is None or spec.fingerprint is None:
-            return False
-        return self._session_log.knows_turn(spec.session_id, spec.turn_id)
-
-    def _is_being_written(self, spec: TurnSpec) -> bool:
-        """Whether a turn that is repeated has ended, and will be durable in a moment."""
-        if spec.session_id is None or spec.fingerprint is None:
-            return False
-        return self._session_log.is_being_written(spec.session_id, spec.turn_id)
-
-    def _submit(
-        self, listener: TurnListener, spec: TurnSpec, session_id: str, compilation: Compilation | None
-    ) -> None:
-        """Queue a turn on a session, replay it if it has been carried out, or refuse it."""
-        # A turn that is overdue ends now, and changes the history, rather than when this one is queued.
-        self._scheduler.tick(self.loop.now())
-        session = self._scheduler.registry.find(session_id)
-        if spec.fingerprint is not None:
-            finished = self._session_log.replay(session_id, spec.turn_id, spec.fingerprint)
-            if finished is not None:
-                listener.replayed(finished, session)
-                return
-        if spec.grammar is not None and compilation is None:
-            raise HistoryChanged("the turn that this one repeats was cut off meanwhile", session)
-        known = session.history
-        # A turn in flight changes the history too; that the session is busy is said by the core.
-        is_busy = turn_before(self._scheduler, session_id) is not None
-        if not is_busy and spec.opens and known:
-            raise HistoryRepeated("the session has a history", session)
-        if not is_busy and spec.known not in (None, known):
-            raise HistoryChanged("the history has changed", session)
-        if spec.steers is not None:
-            spec = self._steering.fitted(session, spec)
-        self._turns.begin(listener, spec, session, compilation)
+        self._submission.abort(listener, keep, reason)
