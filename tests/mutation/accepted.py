@@ -9,6 +9,7 @@ JUDGED = (
     "admission.py",
     "audit.py",
     "copies.py",
+    "cuts.py",
     "deadlines.py",
     "errors.py",
     "events.py",

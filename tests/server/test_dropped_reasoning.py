@@ -80,7 +80,7 @@ def test_a_marker_that_the_prompt_opens_goes_too(model: str) -> None:
     """The echo model repeats the whole input here, since it does not end as its own template does."""
 
     async def story(world: Joined) -> None:
-        record = await world.service.open_session(ANN, "s")
+        record = await world.service.sessions.open(ANN, "s")
         said: list[dict[str, Any]] = [{"role": "user", "content": "neither of them</think>\n\nUp."}]
         end = await world.say(record, said, keep_reasoning=False)
         assert end.answer is not None and end.answer.reasoning.endswith("neither of them")

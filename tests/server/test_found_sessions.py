@@ -103,7 +103,7 @@ class Pair:
 @pytest.mark.parametrize("model", ECHOES)
 def test_an_agent_computes_what_it_would_on_a_session(model: str) -> None:
     async def story(world: Joined) -> None:
-        record = await world.service.open_session(ANN, "s")
+        record = await world.service.sessions.open(ANN, "s")
         pair = Pair(world, record, [system("Be brief."), user(calling("weather", BERN))])
         lengths: list[int] = []
         for said in (*ROUNDS, "Thanks.", "And tomorrow?", "Fine.", ""):
@@ -115,7 +115,7 @@ def test_an_agent_computes_what_it_would_on_a_session(model: str) -> None:
         assert world.how() == {"new": 1, "found": 6}
         # The client edits what it said in its fifth turn, and goes on from there; then in its fourth.
         for name, turns in (("edit", 4), ("fork", 3)):
-            forked = await world.service.fork(record, name, turns)
+            forked = await world.service.sessions.fork(record, name, turns)
             branch = Pair(world, forked, [*pair.history[: lengths[turns - 1] + 1], user("No: sing.")])
             branch.new = branch.history[-1:]
             for said in ("Well.", "Bye."):
@@ -404,7 +404,7 @@ def test_a_tiny_pool_serves_more_conversations_than_it_holds(model: str) -> None
     """Sessions of users, requests and conversations all have their turns, whatever is evicted for them."""
 
     async def story(world: Joined) -> None:
-        record = await world.service.open_session(ANN, "s")
+        record = await world.service.sessions.open(ANN, "s")
         chats = [[user(f"{number} " * 30)] for number in range(8)]
         for turn in range(3):
             for number, history in enumerate(chats):
@@ -422,7 +422,7 @@ def test_limits_of_sessions_do_not_count_hidden_ones() -> None:
         for number in range(5):
             await world.chat([user(f"{number}")])
         for number in range(3):
-            await world.service.open_session(ANN, f"s{number}")
+            await world.service.sessions.open(ANN, f"s{number}")
         assert [record.name for record in world.service.table.of("ann")] == ["s0", "s1", "s2"]
         assert len(world.loop.session_log.sessions) == 3
 
@@ -471,7 +471,7 @@ def test_a_new_conversation_and_a_fork_that_are_refused_leave_no_session() -> No
 def test_a_named_session_keeps_the_reasoning_that_its_client_leaves_out(opening: str) -> None:
     async def story(world: Joined) -> None:
         options = {"chat_template_kwargs": {"opening": opening}}
-        whole, plain = [await world.service.open_session(ANN, name) for name in ("whole", "plain")]
+        whole, plain = [await world.service.sessions.open(ANN, name) for name in ("whole", "plain")]
         said = f"{'Hm.' if opening else '<think>Hm.'}</think>One."
         history: list[Message] = []
         for _ in range(3):
@@ -517,7 +517,7 @@ def test_a_session_that_has_ended_on_the_engine_is_not_missed() -> None:
 
 def test_hidden_sessions_are_in_no_journal(tmp_path: Path) -> None:
     async def story(world: Joined) -> None:
-        record = await world.service.open_session(ANN, "s")
+        record = await world.service.sessions.open(ANN, "s")
         history = [user("one")]
         history += [answered(await world.chat(history)), user("two")]
         assert (await world.chat(history)).cached_tokens

@@ -56,7 +56,7 @@ class Engine:
             self.link.hear(report)
 
     async def opened(self, name: str | None) -> SessionRecord:
-        task = await self.until_asked(self.service.open_session(ANN, name))
+        task = await self.until_asked(self.service.sessions.open(ANN, name))
         self.says(wire.Done(self.asked[-1].call, wire.SessionView(self.asked[-1].session, 0, None, 0)))
         record = await task
         assert isinstance(record, SessionRecord)
@@ -78,7 +78,7 @@ async def is_gone(task: "asyncio.Task[Any]", code: str) -> None:
 
 def test_a_session_that_expires_as_it_is_opened_leaves_no_record() -> None:
     async def story(engine: Engine) -> None:
-        task = await engine.until_asked(engine.service.open_session(ANN, "s", SessionGiven(ttl=1e-9)))
+        task = await engine.until_asked(engine.service.sessions.open(ANN, "s", SessionGiven(ttl=1e-9)))
         engine.says(wire.Done(engine.asked[-1].call, VIEW), wire.Step(gone=[("ann/s", "expired")]))
         await is_gone(task, "session_expired")
         assert engine.service.table.of("ann") == []
@@ -90,7 +90,7 @@ def test_a_session_that_expires_as_it_is_opened_leaves_no_record() -> None:
 def test_a_fork_that_expires_as_it_is_made_leaves_no_record(view: wire.SessionView | None) -> None:
     async def story(engine: Engine) -> None:
         parent = await engine.opened("s")
-        task = await engine.until_asked(engine.service.fork(parent, "f", None))
+        task = await engine.until_asked(engine.service.sessions.fork(parent, "f", None))
         engine.says(wire.Done(engine.asked[-1].call, view, "ann/f"), wire.Step(gone=[("ann/f", "expired")]))
         await is_gone(task, "session_expired")
         assert engine.service.table.of("ann") == [parent]
@@ -100,7 +100,7 @@ def test_a_fork_that_expires_as_it_is_made_leaves_no_record(view: wire.SessionVi
 
 def test_a_session_whose_client_left_while_it_was_opened_is_known() -> None:
     async def story(engine: Engine) -> None:
-        task = await engine.until_asked(engine.service.open_session(ANN, "s"))
+        task = await engine.until_asked(engine.service.sessions.open(ANN, "s"))
         task.cancel()
         await asyncio.wait({task})
         engine.says(wire.Done(engine.asked[-1].call, VIEW))
@@ -114,7 +114,7 @@ def test_sessions_that_are_being_opened_count_and_have_their_names() -> None:
         service = engine.service
         service.options = ServerOptions(seed=7, tenant_sessions=3)
         parent = await engine.opened("s")
-        works = (service.open_session(ANN, "first"), service.fork(parent, "second", None))
+        works = (service.sessions.open(ANN, "first"), service.sessions.fork(parent, "second", None))
         tasks = [await engine.until_asked(work) for work in works]
         native = Native(service)
         taken = [name for name in ("s", "first", "second", "third") if native.exists("ann", name)]
@@ -122,7 +122,7 @@ def test_sessions_that_are_being_opened_count_and_have_their_names() -> None:
         assert (service.table.count("ann"), service.table.count("an")) == (3, 0)
         with pytest.raises(Problem):
             native.open(ANN, "third", None)
-        for work in (service.open_session(ANN, "third"), service.fork(parent, "third", None)):
+        for work in (service.sessions.open(ANN, "third"), service.sessions.fork(parent, "third", None)):
             with pytest.raises(Problem) as refused:
                 await work
             assert refused.value.code == "too_many_sessions"
@@ -143,7 +143,8 @@ def test_sessions_whose_clients_left_count_and_have_their_names_until_the_answer
     async def story(engine: Engine) -> None:
         table = engine.service.table
         parent = await engine.opened("s")
-        works = (engine.service.open_session(ANN, "first"), engine.service.fork(parent, "second", None))
+        sessions = engine.service.sessions
+        works = (sessions.open(ANN, "first"), sessions.fork(parent, "second", None))
         for work in works:
             task = await engine.until_asked(work)
             task.cancel()
@@ -167,7 +168,7 @@ def test_sessions_whose_clients_left_count_and_have_their_names_until_the_answer
 def test_a_session_that_cannot_be_asked_for_does_not_count() -> None:
     async def story(engine: Engine) -> None:
         engine.link.lose()
-        await is_gone(asyncio.create_task(engine.service.open_session(ANN, "s")), "engine_unavailable")
+        await is_gone(asyncio.create_task(engine.service.sessions.open(ANN, "s")), "engine_unavailable")
         assert engine.service.table.count("ann") == 0
 
     with_engine(story)
@@ -181,15 +182,15 @@ def test_sessions_of_both_kinds_count_together() -> None:
         native.open(ANN, "ordinary", 1e-9)
         parent = await engine.opened("s")
         native.open(ANN, "other", None)
-        for work in (service.open_session(ANN, "third"), service.fork(parent, "third", None)):
+        for work in (service.sessions.open(ANN, "third"), service.sessions.fork(parent, "third", None)):
             task = await engine.until_asked(work)
             assert task.done(), "the engine is not asked"
             await is_gone(task, "too_many_sessions")
-        asking = await engine.until_asked(service.fork(parent, "third", None, request_id="again"))
+        asking = await engine.until_asked(service.sessions.fork(parent, "third", None, request_id="again"))
         assert engine.asked[-1].anew is False, "only one that was made before is answered"
         engine.says(wire.Declined(engine.asked[-1].call, "too_many_sessions", "no room"))
         await is_gone(asking, "too_many_sessions")
-        bob = await engine.until_asked(service.open_session(Caller("bob", admin=False), "s"))
+        bob = await engine.until_asked(service.sessions.open(Caller("bob", admin=False), "s"))
         assert isinstance(engine.asked[-1], wire.OpenSession) and not bob.done()
         bob.cancel()
 
@@ -199,7 +200,7 @@ def test_sessions_of_both_kinds_count_together() -> None:
 def test_a_session_that_is_closed_is_removed_though_its_client_left_meanwhile() -> None:
     async def story(engine: Engine) -> None:
         await engine.opened("s")
-        task = await engine.until_asked(engine.service.close_session(ANN, "s"))
+        task = await engine.until_asked(engine.service.sessions.close(ANN, "s"))
         task.cancel()
         await asyncio.wait({task})
         engine.says(wire.Step(gone=[("ann/s", "closed")]), wire.Done(engine.asked[-1].call))
@@ -211,8 +212,8 @@ def test_a_session_that_is_closed_is_removed_though_its_client_left_meanwhile() 
 def test_a_session_that_is_opened_as_another_of_its_name_is_closed_stays() -> None:
     async def story(engine: Engine) -> None:
         before = await engine.opened("s")
-        closing = await engine.until_asked(engine.service.close_session(ANN, "s"))
-        opening = await engine.until_asked(engine.service.open_session(ANN, "s"))
+        closing = await engine.until_asked(engine.service.sessions.close(ANN, "s"))
+        opening = await engine.until_asked(engine.service.sessions.open(ANN, "s"))
         closed, opened = engine.asked[-2:]
         engine.says(
             wire.Step(gone=[("ann/s", "closed")]), wire.Done(closed.call), wire.Done(opened.call, VIEW)
@@ -250,7 +251,7 @@ def test_a_request_whose_ordinary_session_is_closed_as_it_is_started_is_ended() 
 
 def test_a_lost_engine_is_heard_of_by_all_who_wait_and_by_nobody_twice() -> None:
     async def story(engine: Engine) -> None:
-        task = await engine.until_asked(engine.service.open_session(ANN, "s"))
+        task = await engine.until_asked(engine.service.sessions.open(ANN, "s"))
         engine.link.lose()
         await is_gone(task, "engine_lost")
         engine.says(wire.Done(engine.asked[-1].call, VIEW))
@@ -294,7 +295,7 @@ def test_a_session_is_not_denied_before_the_engine_has_said_what_it_has() -> Non
     async def main() -> None:
         service = Engine().service
         with pytest.raises(Problem) as caught:
-            await service.find("ann", "s")
+            await service.sessions.find("ann", "s")
         assert (caught.value.status, caught.value.code) == (503, "engine_unavailable")
 
     asyncio.run(main())

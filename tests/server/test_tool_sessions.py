@@ -62,7 +62,7 @@ async def problem_of(work: Any) -> Problem:
 
 
 async def opened(engine: EchoEngine, given: SessionGiven) -> tuple[SessionRecord, wire.OpenSession]:
-    task = await engine.until_asked(engine.service.open_session(ANN, "s", given))
+    task = await engine.until_asked(engine.service.sessions.open(ANN, "s", given))
     if task.done():
         task.result()
     command = engine.asked[-1]
@@ -121,7 +121,7 @@ def test_tools_come_back_with_a_restarted_engine_and_go_along_with_a_fork() -> N
         engine.service.engine_ready(wire.Ready(engine.service.facts, vocabulary, [stored]))
         record = engine.service.table.find("ann", "s")
         assert record.tools == [LOOK]
-        task = await engine.until_asked(engine.service.fork(record, "child", None))
+        task = await engine.until_asked(engine.service.sessions.fork(record, "child", None))
         command = engine.asked[-1]
         view = wire.SessionView("ann/child", 9, None, 1)
         engine.says(wire.Done(command.call, view, "ann/child"))
@@ -150,11 +150,11 @@ def test_results_answer_the_calls_of_the_last_turn() -> None:
 def test_a_session_is_not_opened_with_tools_that_cannot_be_used() -> None:
     async def story(engine: EchoEngine) -> None:
         bad = {"type": "function", "function": {"name": "a b"}}
-        problem = await problem_of(engine.service.open_session(ANN, "s", SessionGiven(tools=[bad])))
+        problem = await problem_of(engine.service.sessions.open(ANN, "s", SessionGiven(tools=[bad])))
         assert (problem.status, problem.param) == (400, "tools[0].function.name")
         words = "x" * int(0.9 * engine.service.facts.context_length)
         long = {"type": "function", "function": {"name": "f", "description": words}}
-        problem = await problem_of(engine.service.open_session(ANN, "s", SessionGiven(tools=[long])))
+        problem = await problem_of(engine.service.sessions.open(ANN, "s", SessionGiven(tools=[long])))
         assert (problem.code, problem.param) == ("context_length_exceeded", "tools")
         assert engine.asked == []
 

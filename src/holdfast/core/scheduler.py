@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from holdfast.core import errors
 from holdfast.core.audit import Audit, Finding
+from holdfast.core.cuts import Cuts
 from holdfast.core.events import Event, EventKind
-from holdfast.core.fallback import fall_back, resume_length
+from holdfast.core.fallback import resume_length
 from holdfast.core.healing import Healing
 from holdfast.core.in_flight import Plan
 from holdfast.core.layout import Tier
@@ -38,7 +39,7 @@ from holdfast.core.requirements import (
 from holdfast.core.retention import DEFAULT, Retention
 from holdfast.core.session import Life, LifeEvent, Place, PlaceEvent, Session
 from holdfast.core.settler import Settler
-from holdfast.core.sharing import fork, publish
+from holdfast.core.sharing import publish
 from holdfast.core.tiers import adopt
 from holdfast.core.turn import KEEP_ALL, Ending, Turn, TurnEvent, TurnRequest, TurnState
 
@@ -48,7 +49,17 @@ FLIGHTS_MAX = 2
 class Scheduler:
     """The whole core behind a few verbs."""
 
-    __slots__ = ("healing", "listening", "planner", "pressure", "recalls", "registry", "settler", "strict")
+    __slots__ = (
+        "cuts",
+        "healing",
+        "listening",
+        "planner",
+        "pressure",
+        "recalls",
+        "registry",
+        "settler",
+        "strict",
+    )
 
     def __init__(
         self,
@@ -62,6 +73,7 @@ class Scheduler:
         ledger.limit_tenants(policy.limit)
         self.registry = Registry(ledger, PrefixTree(ledger, state_budget), policy)
         self.pressure = Pressure(self.registry, on_disk)
+        self.cuts = Cuts(self.registry, self.pressure)
         self.recalls = Recalls(self.registry, self.pressure)
         self.planner = Planner(self.registry, self.pressure, propose)
         self.listening = Listening(self.registry, self.planner.prompts)
@@ -193,8 +205,8 @@ class Scheduler:
         require_fit(self.registry, session.tenant, known, request, self._drafting)
         if known != session.sequence.known:
             require_history(session, known)
-            self._require_idle(session)
-            self._cut(session, known)
+            self.cuts.require_idle(session)
+            self.cuts.cut(session, known)
             session.boundaries = session.boundaries_below(known)
             session.last = None
         if session.volatile:
@@ -300,11 +312,11 @@ class Scheduler:
         if ran and keep is not None:
             known = sequence.known if keep == KEEP_ALL else turn.input_end + keep
             turn.generated = known - turn.input_end
-            self._cut(session, known)
+            self.cuts.cut(session, known)
             session.boundaries.append(known)
             session.last = turn
         elif ran:
-            self._cut(session, turn.known_before)
+            self.cuts.cut(session, turn.known_before)
             if not turn.is_open:
                 session.last = None
         registry.emit(EventKind.ABORTED, session, turn, reason)
@@ -321,35 +333,12 @@ class Scheduler:
                 raise errors.SessionBusy(f"session {session_id} is being closed")
             self._abort(session, turn, keep, "interrupt")
             return
-        last = session.last
-        if last is None or (turn_id is not None and last.request.turn_id != turn_id):
-            raise errors.UnknownTurn(f"session {session_id} has no turn to interrupt")
-        if keep is not None and keep != KEEP_ALL and not 0 <= keep <= last.generated:
-            raise errors.NothingToKeep(f"{keep} tokens are to be kept, {last.generated} were generated")
-        self._require_idle(session)
-        if keep == KEEP_ALL:
-            return
-        known = last.known_before if keep is None else last.input_end + keep
-        self._cut(session, known)
-        session.boundaries.pop()
-        if keep is None:
-            session.last = None
-        else:
-            last.generated = keep
-            session.boundaries.append(known)
+        self.cuts.interrupt(session, keep, turn_id)
 
     def rewind(self, session_id: str, turns: int, now: float) -> None:
         """Go back to the end of turn `turns`: that many turns remain."""
         self.tick(now)
-        session = self.registry.find(session_id)
-        if not 0 <= turns <= len(session.boundaries):
-            raise errors.UnknownBoundary(f"session {session_id} has only {len(session.boundaries)} turns")
-        self._require_idle(session)
-        if turns == len(session.boundaries):
-            return  # Nothing changes: the last turn can still be cut.
-        self._cut(session, session.boundaries[turns - 1] if turns else 0)
-        del session.boundaries[turns:]
-        session.last = None
+        self.cuts.rewind(self.registry.find(session_id), turns)
 
     def compact(
         self,
@@ -367,26 +356,7 @@ class Scheduler:
         the next turn computes it again. Returns how many tokens that is.
         """
         self.tick(now)
-        registry = self.registry
-        session = registry.find(session_id)
-        boundaries, sequence = session.boundaries, session.sequence
-        if not 1 <= first <= last <= len(boundaries):
-            raise errors.UnknownBoundary(f"session {session_id} has only {len(boundaries)} turns")
-        cut = (keep or 0) + (boundaries[first - 2] if first > 1 else 0)
-        end, known = boundaries[last - 1], sequence.known
-        assert keep is None or 0 <= cut <= cut + len(tokens) <= end, "what fits is made shorter"
-        if session.turn is None and keep is None:
-            # Nothing is to be generated: what has to fit is what is known afterwards.
-            require_fit(registry, session.tenant, cut + known - end, TurnRequest("", tokens, 0), False)
-        self._require_idle(session)
-        later = sequence.tokens.slice(end, known)
-        self._cut(session, cut)
-        sequence.tokens.extend(tokens)
-        sequence.tokens.extend(later)
-        moved = cut + len(tokens) - end
-        boundaries[first - 1 :] = [cut + len(tokens), *(each + moved for each in boundaries[last:])]
-        session.last = None
-        return sequence.known - sequence.computed
+        return self.cuts.compact(self.registry.find(session_id), first, last, tokens, keep)
 
     def fork(
         self, session_id: str, new_id: str, now: float, turns: int | None = None, known: int | None = None
@@ -406,7 +376,7 @@ class Scheduler:
             known = boundaries[-1] if boundaries else 0
         require_history(parent, known)
         require_new_session(registry, new_id, parent.tenant, parent.volatile)
-        self._require_idle(parent)
+        self.cuts.require_idle(parent)
         child = self._open(new_id, parent.tenant, parent.retention, parent.volatile)
         child.boundaries = boundaries
         child.sequence.tokens.extend(parent.sequence.tokens.slice(0, known))
@@ -414,67 +384,21 @@ class Scheduler:
         resumed = resume_length(parent.sequence, known)
         shareable = parent.sequence.lease is not None and parent.place is Place.HOME and resumed
         if shareable and not registry.in_flight.has_copies_of(parent):
-            self._share(parent, child, known)
+            self.cuts.share(parent, child, known)
         return child
-
-    def _share(self, parent: Session, child: Session, known: int) -> None:
-        """Let a forked session lean on its parent's memory; without room it starts with its tokens alone."""
-        registry = self.registry
-        registry.ledger.purpose = "fork copy"
-        while True:
-            try:
-                copies = fork(registry.tree, parent.sequence, child.sequence, known)
-            except OutOfUnits as shortfall:
-                if (
-                    self.pressure.make_room(shortfall, parent, may_retract=False)
-                    and parent.sequence.lease is not None
-                ):
-                    continue
-                return
-            registry.in_flight.add_copies(copies, child)
-            registry.queues.rest(child)
-            return
-
-    def _require_idle(self, session: Session) -> None:
-        """Raise unless nothing is happening on a session; a seal that has not been planned is given up."""
-        if session.life is Life.SEALING and not session.unsettled:
-            self.registry.queues.seals.pop(session, None)
-            session.on(LifeEvent.END)
-        if session.life is not Life.IDLE or session.unsettled:
-            raise errors.SessionBusy(f"session {session.id} is {session.state}")
-
-    def _cut(self, session: Session, known: int) -> None:
-        """Cut a resting session's history, and its memory as far as it must."""
-        registry, sequence = self.registry, session.sequence
-        if session.place is Place.LEAVING:
-            registry.moves.discard(session)
-        pending = registry.in_flight.has_copies_of(session)
-        away = known < sequence.computed and (session.place is not Place.HOME or pending)
-        # Where none of its own memory can be resumed from, the tree may have some.
-        if away or (known and not resume_length(sequence, known)):
-            registry.drop_memory(session)
-        registry.ledger.purpose = "cut copy"
-        while True:
-            try:
-                registry.in_flight.add_copies(fall_back(sequence, known), session)
-                break
-            except OutOfUnits as shortfall:
-                if not self.pressure.make_room(shortfall, session, may_retract=False):
-                    registry.give_up(session)
-        sequence.tokens.cut(known)
 
     def spill(self, session_id: str, now: float, tier: Tier | None = None) -> bool:
         """Move an idle session's memory to another tier by hand, or to that one; False without room."""
         self.tick(now)
         session = self.registry.find(session_id)
-        self._require_idle(session)
+        self.cuts.require_idle(session)
         return session.place is Place.HOME and self.pressure.spill(session, tier)
 
     def restore(self, session_id: str, now: float) -> bool:
         """Bring an idle session's memory back by hand; False if it is not away, or there is no room now."""
         self.tick(now)
         session = self.registry.find(session_id)
-        self._require_idle(session)
+        self.cuts.require_idle(session)
         if session.place is not Place.AWAY:
             return False
         try:

@@ -90,7 +90,7 @@ class Storm:
         """One client: opens sessions, takes turns, interrupts some, closes."""
         while not self._over:
             try:
-                record = await self._service.open_session(self._caller, None, SessionGiven(ttl=120.0))
+                record = await self._service.sessions.open(self._caller, None, SessionGiven(ttl=120.0))
             except Problem:
                 self.refused += 1
                 await asyncio.sleep(chance.uniform(0.1, 0.5))
@@ -131,6 +131,6 @@ class Storm:
         if self._draining():
             return  # It ends with the engine.
         try:
-            await self._service.close_session(self._caller, record.name)
+            await self._service.sessions.close(self._caller, record.name)
         except Problem as problem:
             log.info("cannot close a session of the storm: %s", problem.code)

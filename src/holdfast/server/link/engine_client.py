@@ -94,6 +94,10 @@ class Link(Protocol):
     def acquainted(self) -> bool:
         """Whether all engines have said which sessions they have, at some time."""
 
+    @property
+    def shared(self) -> bool:
+        """Whether engines share a journal, and take each other's sessions over."""
+
     def totals(self) -> Counter[str]:
         """Counters that never go down."""
 
@@ -143,6 +147,7 @@ class EngineClient:
         """`numbers` are those of calls; `lost` is the error of a turn whose engine is lost."""
         self._observer = observer
         self.complete = self.acquainted = True
+        self.shared = False
         self._lost = lost or _lost
         self._post: Callable[[wire.Command], None] | None = None
         self.pulse: wire.Pulse | None = None

@@ -77,7 +77,7 @@ class Conversations:
     async def find(self, caller: Caller, conversation_id: str) -> SessionRecord:
         """The session that describes a conversation."""
         key = conversation_of(conversation_id)
-        record = None if key is None else await self._service.known(caller.tenant, hidden_name(key))
+        record = None if key is None else await self._service.sessions.known(caller.tenant, hidden_name(key))
         if record is None:
             raise _missing()
         self._service.table.use_hidden(record)
@@ -99,10 +99,10 @@ class Conversations:
 
     async def delete(self, record: SessionRecord) -> None:
         """Forget a conversation; its responses stay."""
-        await self._service.close_record(record)
+        await self._service.sessions.close_record(record)
 
     async def _keep(self, record: SessionRecord, about: About) -> None:
-        await self._service.update(record, _checked(about))
+        await self._service.sessions.update(record, _checked(about))
 
     # --- items ----------------------------------------------------------------------------------------
 

@@ -282,13 +282,13 @@ class ResponseStore:
 
         async def opened() -> SessionRecord:
             with told_as({"system": "instructions"}):
-                return await self._service.open_hidden(caller, key, kept)
+                return await self._service.sessions.open_hidden(caller, key, kept)
 
         return await self._with_room(caller, opened)
 
     async def _forked(self, caller: Caller, record: SessionRecord, turns: int) -> Spot:
         key = new_key()
-        forked = await self._with_room(caller, lambda: self._service.fork_hidden(record, key, turns))
+        forked = await self._with_room(caller, lambda: self._service.sessions.fork_hidden(record, key, turns))
         return Spot(forked, Place(key, new_turn()), [], made=True, anew=False)
 
     async def _with_room(self, caller: Caller, make: Callable[[], Awaitable[SessionRecord]]) -> SessionRecord:
@@ -314,27 +314,27 @@ class ResponseStore:
         """Close the hidden session that was not used for longest; False if all are in use."""
         record = self._service.hidden.oldest(caller.tenant)
         if record is not None:
-            await self._service.give_way(record)
+            await self._service.sessions.give_way(record)
         return record is not None
 
     async def _stands(self, spot: Spot, place: Place) -> bool:
         """Whether the turn of a response is in its session's history."""
         with suppress(Problem):
-            return bool(await self._service.turns(spot.record, [place.turn]))
+            return bool(await self._service.sessions.turns(spot.record, [place.turn]))
         return False
 
     async def _withdraw(self, spot: Spot) -> None:
         """Close a session that was made for a response of which nothing stays."""
         if spot.made:
             with suppress(Problem):
-                await self._service.close_record(spot.record)
+                await self._service.sessions.close_record(spot.record)
 
     # --- finding --------------------------------------------------------------------------------------
 
     async def session(self, caller: Caller, place: Place) -> SessionRecord | ClosedSession:
         """The session of a response, or what is left of it."""
         name = hidden_name(place.session)
-        record = await self._service.known(caller.tenant, name)
+        record = await self._service.sessions.known(caller.tenant, name)
         if record is not None:
             self._service.table.use_hidden(record)
             return record
@@ -347,7 +347,7 @@ class ResponseStore:
         """The turns of a session that were given notes; those in `names` alone, if there are any."""
         if isinstance(record, ClosedSession):
             return [turn for turn in record.turns if not names or turn.name in names]
-        return await self._service.turns(record, names)
+        return await self._service.sessions.turns(record, names)
 
     async def _turn(self, record: SessionRecord | ClosedSession, place: Place) -> Found:
         """A response of a session, unless it was deleted."""
@@ -433,9 +433,9 @@ class ResponseStore:
 
     async def close_session(self, caller: Caller, key: str) -> None:
         """Close a hidden session, if it is still open."""
-        record = await self._service.known(caller.tenant, hidden_name(key))
+        record = await self._service.sessions.known(caller.tenant, hidden_name(key))
         if record is not None:
-            await self._service.close_record(record)
+            await self._service.sessions.close_record(record)
 
     async def delete(self, caller: Caller, place: Place | None) -> None:
         """Forget a response. Responses that continue it stay, and so do their sessions."""
@@ -458,9 +458,9 @@ class ResponseStore:
             if all_deleted:
                 self._service.hidden.closed.forget(record)
         elif all_deleted and (caller.tenant, record.name) not in self._busy:
-            await self._service.close_record(record)
+            await self._service.sessions.close_record(record)
         else:
-            await self._service.update(record, metadata)
+            await self._service.sessions.update(record, metadata)
 
 
 def _counted_from(first: int, problem: Problem) -> Problem:

@@ -234,7 +234,7 @@ async def completions(request: Request) -> Response:
 async def _session_in_header(request: Request, service: Service, caller: Caller) -> str | None:
     """The session that the header `x-session-id` names; unknown names, as proxies send them, are ignored."""
     name = request.headers.get("x-session-id")
-    if name is None or not is_name(name) or await service.known(caller.tenant, name) is None:
+    if name is None or not is_name(name) or await service.sessions.known(caller.tenant, name) is None:
         return None
     return name
 
@@ -314,7 +314,7 @@ async def _start(request: Request, body: CommonBody, asked: Sequence[TurnAsked])
     """Start all turns of a request, or none."""
     service, caller = service_of(request), caller_of(request)
     if body.session_id is not None:
-        record = await service.find(caller.tenant, body.session_id)
+        record = await service.sessions.find(caller.tenant, body.session_id)
         return [await service.start_turn(record, asked[0], client_of(request.scope))]
     return await service.start_requests(caller, asked)
 

@@ -198,7 +198,7 @@ class Conversation:
             self.service.listening.hear(record, None)
 
     async def _close(self, channel: Channel) -> None:
-        await self.service.close_session(self.caller, channel.name)
+        await self.service.sessions.close(self.caller, channel.name)
         await channel.ended.wait()
 
     async def _open(self, message: OpenMessage) -> None:
@@ -216,9 +216,9 @@ class Conversation:
         )
         record = None
         if message.id is not None:
-            record = await service.known(tenant, require_name(message.id, "id"))
+            record = await service.sessions.known(tenant, require_name(message.id, "id"))
             if record is None and message.resume_after_seq is not None:
-                record = await service.find(tenant, message.id)  # Raises why it ended.
+                record = await service.sessions.find(tenant, message.id)  # Raises why it ended.
             if record is not None and fresh:
                 raise Problem(
                     409,
@@ -230,7 +230,7 @@ class Conversation:
             raise bad_field("resume_after_seq", "needs the id of a session")
         if record is None:
             record = await self._new_session(message)
-        shown = await service.describe(record)
+        shown = await service.sessions.describe(record)
         self.pending = PendingInput(
             min(service.options.body_limit, service.prompts.room.text_bytes),
             service.facts.context_length,
@@ -250,9 +250,10 @@ class Conversation:
                 message.tools or [],
                 given_settings(message),
             )
-            return await self.service.open_session(self.caller, message.id, given)
+            return await self.service.sessions.open(self.caller, message.id, given)
         except Problem as problem:
-            record = None if message.id is None else await self.service.known(self.caller.tenant, message.id)
+            tenant, name = self.caller.tenant, message.id
+            record = None if name is None else await self.service.sessions.known(tenant, name)
             if problem.code != "session_exists" or record is None:
                 raise
             return record
@@ -278,18 +279,20 @@ class Conversation:
 
     async def _rewind(self, channel: Channel, message: RewindMessage, labels: dict[str, Any]) -> None:
         record = channel.record()
-        await self.service.rewind(record, message.to_turn, message.request_id)
-        channel.emit("session.rewound", {**await self.service.describe(record), **labels})
+        await self.service.sessions.rewind(record, message.to_turn, message.request_id)
+        channel.emit("session.rewound", {**await self.service.sessions.describe(record), **labels})
 
     async def _fork(self, channel: Channel, message: ForkMessage, labels: dict[str, Any]) -> None:
-        forked = await self.service.fork(channel.record(), message.id, message.at_turn, message.request_id)
-        shown = await self.service.describe(forked)
+        forked = await self.service.sessions.fork(
+            channel.record(), message.id, message.at_turn, message.request_id
+        )
+        shown = await self.service.sessions.describe(forked)
         channel.emit("session.forked", {**shown, "parent": channel.name, **labels})
 
     async def _change(self, channel: Channel, message: ChangeMessage, labels: dict[str, Any]) -> None:
         record = channel.record()
-        await self.service.change(record, changed_settings(message), message.metadata)
-        channel.emit("session.changed", {**await self.service.describe(record), **labels})
+        await self.service.sessions.change(record, changed_settings(message), message.metadata)
+        channel.emit("session.changed", {**await self.service.sessions.describe(record), **labels})
 
 
 async def accept(websocket: WebSocket) -> None:

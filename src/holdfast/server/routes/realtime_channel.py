@@ -366,13 +366,13 @@ class Channel:
         if running is not None and running.asked.name == turn_id:
             await running.begun.wait()
         record = self.record()
-        await self.service.interrupt(record, turn_id, keep)
+        await self.service.sessions.interrupt(record, turn_id, keep)
         if running is not None and running.asked.name == turn_id:
             await running.told.wait()
             end = None if running.feed is None else running.feed.end
             if end is None or end.outcome != "finished":
                 return
-        self.emit("session.rewound", {**await self.service.describe(record), "turn_id": turn_id})
+        self.emit("session.rewound", {**await self.service.sessions.describe(record), "turn_id": turn_id})
 
 
 def _cancelled() -> Problem:

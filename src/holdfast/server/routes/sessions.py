@@ -153,8 +153,8 @@ async def open_session(request: Request) -> Response:
     service, caller = service_of(request), caller_of(request)
     body = await body_of(request, OpenBody)
     given = SessionGiven(body.ttl, body.system, body.metadata or {}, body.tools or [], given_settings(body))
-    record = await service.open_session(caller, body.id, given)
-    return json_answer(await service.describe(record), 201)
+    record = await service.sessions.open(caller, body.id, given)
+    return json_answer(await service.sessions.describe(record), 201)
 
 
 class HasSettings(Protocol):
@@ -193,7 +193,7 @@ async def list_sessions(request: Request) -> Response:
     for answer in answers:
         record = service.table.get(tenant, answer["id"].partition("/")[2])
         if record is not None:
-            shown.append(service.shown(answer, record))
+            shown.append(service.sessions.shown(answer, record))
     return json_answer({"sessions": shown, "next": None if more is None else str(more)})
 
 
@@ -210,17 +210,17 @@ def _number(request: Request, name: str, default: int, least: int, most: int) ->
 @router.get("/v1/sessions/{session_id}", **documented(None, "One session."))
 async def get_session(request: Request, session_id: str) -> Response:
     service = service_of(request)
-    record = await service.find(caller_of(request).tenant, session_id)
-    return json_answer(await service.describe(record))
+    record = await service.sessions.find(caller_of(request).tenant, session_id)
+    return json_answer(await service.sessions.describe(record))
 
 
 @router.patch("/v1/sessions/{session_id}", **documented(ChangeBody, "Change how a session is kept."))
 async def change_session(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, ChangeBody)
-    record = await service.find(caller_of(request).tenant, session_id)
-    await service.change(record, changed_settings(body), body.metadata)
-    return json_answer(await service.describe(record))
+    record = await service.sessions.find(caller_of(request).tenant, session_id)
+    await service.sessions.change(record, changed_settings(body), body.metadata)
+    return json_answer(await service.sessions.describe(record))
 
 
 @router.delete("/v1/sessions/{session_id}", **documented(None, "Close a session."))
@@ -233,10 +233,10 @@ async def close_session(request: Request, session_id: str) -> Response:
 async def interrupt(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, InterruptBody)
-    record = await service.find(caller_of(request).tenant, session_id)
+    record = await service.sessions.find(caller_of(request).tenant, session_id)
     turn = _given_name(body.turn_id, "turn_id")
-    await service.interrupt(record, turn, kept_tokens(body.keep_tokens, body.keep))
-    return json_answer(await service.describe(record))
+    await service.sessions.interrupt(record, turn, kept_tokens(body.keep_tokens, body.keep))
+    return json_answer(await service.sessions.describe(record))
 
 
 def _given_name(name: str | None, field: str) -> str | None:
@@ -266,10 +266,10 @@ def _steered_tokens(mode: str | None, count: int | None) -> int | None:
 async def spill(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, SpillBody)
-    record = await service.find(caller_of(request).tenant, session_id)
-    if not await service.move(record, body.tier):
+    record = await service.sessions.find(caller_of(request).tenant, session_id)
+    if not await service.sessions.move(record, body.tier):
         raise Problem(409, "cannot_spill", "the tier has no room, or the session has nothing to move", "tier")
-    return json_answer(await service.describe(record))
+    return json_answer(await service.sessions.describe(record))
 
 
 @router.post(
@@ -280,21 +280,21 @@ async def restore(request: Request, session_id: str) -> Response:
     service = service_of(request)
     if brings_body(request):
         await body_of(request, RestoreBody)
-    record = await service.find(caller_of(request).tenant, session_id)
-    if not await service.move(record, "device"):
+    record = await service.sessions.find(caller_of(request).tenant, session_id)
+    if not await service.sessions.move(record, "device"):
         raise Problem(
             409, "cannot_restore", "the session is already on the device, or the device has no room for it"
         )
-    return json_answer(await service.describe(record))
+    return json_answer(await service.sessions.describe(record))
 
 
 @router.post("/v1/sessions/{session_id}/rewind", **documented(RewindBody, "Rewind to an earlier turn."))
 async def rewind(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, RewindBody)
-    record = await service.find(caller_of(request).tenant, session_id)
-    await service.rewind(record, body.to_turn, _given_name(body.request_id, "request_id"))
-    return json_answer(await service.describe(record))
+    record = await service.sessions.find(caller_of(request).tenant, session_id)
+    await service.sessions.rewind(record, body.to_turn, _given_name(body.request_id, "request_id"))
+    return json_answer(await service.sessions.describe(record))
 
 
 @router.post(
@@ -303,7 +303,7 @@ async def rewind(request: Request, session_id: str) -> Response:
 async def compact(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, CompactBody)
-    record = await service.find(caller_of(request).tenant, session_id)
+    record = await service.sessions.find(caller_of(request).tenant, session_id)
     if body.from_turn > body.to_turn:
         raise bad_field("to_turn", "must not be less than from_turn")
     if (body.text is None) == (body.messages is None):
@@ -312,18 +312,18 @@ async def compact(request: Request, session_id: str) -> Response:
         raise bad_field("text", "must not be empty", "empty_turn")
     said = Input(text=body.text) if body.messages is None else Input(messages=plain_messages(body.messages))
     request_id = _given_name(body.request_id, "request_id")
-    left = await service.compact(record, (body.from_turn, body.to_turn), said, request_id)
-    return json_answer({**await service.describe(record), "recomputed_tokens": left})
+    left = await service.sessions.compact(record, (body.from_turn, body.to_turn), said, request_id)
+    return json_answer({**await service.sessions.describe(record), "recomputed_tokens": left})
 
 
 @router.post("/v1/sessions/{session_id}/fork", **documented(ForkBody, "Fork a session.", status=201))
 async def fork(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, ForkBody)
-    record = await service.find(caller_of(request).tenant, session_id)
+    record = await service.sessions.find(caller_of(request).tenant, session_id)
     request_id = _given_name(body.request_id, "request_id")
-    forked = await service.fork(record, body.id, body.at_turn, request_id)
-    return json_answer(await service.describe(forked), 201)
+    forked = await service.sessions.fork(record, body.id, body.at_turn, request_id)
+    return json_answer(await service.sessions.describe(forked), 201)
 
 
 @router.post(
@@ -333,7 +333,7 @@ async def fork(request: Request, session_id: str) -> Response:
 async def say(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, InputBody)
-    record = await service.find(caller_of(request).tenant, session_id)
+    record = await service.sessions.find(caller_of(request).tenant, session_id)
     said = service.listening.said(record)
     start = len(said.text) if body.start is None else body.start
     if start > len(said.text):
@@ -350,7 +350,7 @@ async def say(request: Request, session_id: str) -> Response:
 async def take_turn(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, TURN.read)
-    record = await service.find(caller_of(request).tenant, session_id)
+    record = await service.sessions.find(caller_of(request).tenant, session_id)
     name = _given_name(body.turn_id, "turn_id") or new_name("t")
     given = body.input
     if given is None and not (given := service.listening.take(record, name)):

@@ -102,7 +102,7 @@ async def open_session(request: Request) -> Response:
     body = await body_of(request, OpenSessionBody)
     if body.session_id is not None:
         require_name(body.session_id, "session_id")
-        await native.service.known(caller.tenant, body.session_id)  # At any engine.
+        await native.service.sessions.known(caller.tenant, body.session_id)  # At any engine.
         if native.exists(caller.tenant, body.session_id):
             raise _session_exists()
     if not body.streaming:
@@ -110,7 +110,7 @@ async def open_session(request: Request) -> Response:
     if body.timeout is not None:
         check_timeout(body.timeout)
     try:
-        record = await native.service.open_session(caller, body.session_id, SessionGiven(ttl=body.timeout))
+        record = await native.service.sessions.open(caller, body.session_id, SessionGiven(ttl=body.timeout))
     except Problem as problem:
         raise _session_exists() if problem.code == "session_exists" else problem from problem
     return json_answer(record.name)
@@ -125,11 +125,11 @@ async def close_session(request: Request) -> Response:
     native, caller = native_of(request), caller_of(request)
     body = await body_of(request, CloseSessionBody)
     name = require_name(body.session_id, "session_id")
-    branches = native.ordinary.find(caller.tenant, name)
+    sessions, branches = native.service.sessions, native.ordinary.find(caller.tenant, name)
     if branches is not None:
         native.close(branches)
-    elif await native.service.known(caller.tenant, name) or native.ordinary.gone(caller.tenant, name) is None:
-        await native.service.close_session(caller, name)
+    elif await sessions.known(caller.tenant, name) or native.ordinary.gone(caller.tenant, name) is None:
+        await sessions.close(caller, name)
     return json_answer({"success": True})
 
 

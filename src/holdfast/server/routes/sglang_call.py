@@ -69,10 +69,10 @@ class Call:
         if branches is not None:
             return await self._start_branch(branches, params, asked)
         why = self.native.ordinary.gone(tenant, name)
-        if why is not None and await self.service.known(tenant, name) is None:
+        if why is not None and await self.service.sessions.known(tenant, name) is None:
             raise Problem(*GONE[why], "session_params.id")
         with told_as({"session_id": "session_params.id"}):
-            return await self._start_turn(await self.service.find(tenant, name), params, asked)
+            return await self._start_turn(await self.service.sessions.find(tenant, name), params, asked)
 
     async def _start_alone(self, asked: Asked) -> list[Choice]:
         """A one-shot request with all its choices."""

@@ -105,7 +105,7 @@ class Native:
         name = require_name(name, "session_id") if name is not None else new_name("s")
         if ttl is not None:
             check_timeout(ttl)
-        self.service.require_room(caller.tenant)
+        self.service.sessions.require_room(caller.tenant)
         self.ordinary.add(caller.tenant, name, self.ttl if ttl is None else ttl)
         return name
 

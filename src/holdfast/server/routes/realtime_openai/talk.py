@@ -85,26 +85,26 @@ class Talk:
     async def _record(self) -> SessionRecord:
         tenant = self.caller.tenant
         if not self._opened:
-            record = await self.service.known(tenant, self.name) if self.stays else None
+            record = await self.service.sessions.known(tenant, self.name) if self.stays else None
             if record is None:
-                record = await self.service.open_session(self.caller, self.name)
+                record = await self.service.sessions.open(self.caller, self.name)
             else:
                 self.service.listening.expect(record)
             self._opened = True
             self._before = record.view.turns
             return record
         try:
-            return await self.service.find(tenant, self.name)
+            return await self.service.sessions.find(tenant, self.name)
         except Problem as problem:
             if self.stays or problem.code not in GONE:
                 raise
         self.turns.clear()
-        return await self.service.open_session(self.caller, self.name)
+        return await self.service.sessions.open(self.caller, self.name)
 
     async def close(self) -> None:
         """The connection has ended."""
         if self._opened and not self.stays:
-            await self.service.close_session(self.caller, self.name)
+            await self.service.sessions.close(self.caller, self.name)
 
     @property
     def _may_begin_again(self) -> bool:
@@ -113,12 +113,12 @@ class Talk:
     async def _keep(self, record: SessionRecord, turns: int) -> None:
         """Rewind so that so many turns of this connection remain."""
         if turns < len(self.turns):
-            await self.service.rewind(record, self._before + turns)
+            await self.service.sessions.rewind(record, self._before + turns)
             del self.turns[turns:]
 
     async def cut(self, cut: Cut) -> None:
         """Cut the last turn, which has ended."""
-        await self.service.interrupt(await self.record(), cut.turn.name, cut.tokens)
+        await self.service.sessions.interrupt(await self.record(), cut.turn.name, cut.tokens)
         self.was_cut(cut)
 
     def was_cut(self, cut: Cut) -> None:
