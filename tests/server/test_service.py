@@ -32,10 +32,9 @@ VIEW = wire.SessionView("ann/s", 0, None, 0)
 class Engine:
     """Stands for the engine process: what it was asked, and what it says to that."""
 
-    def __init__(self) -> None:
-        self.service = Service(
-            ServerOptions(seed=7), wire.Configure("none", {}), Metrics(), "none", lambda *_: None
-        )
+    def __init__(self, tenant_sessions: int | None = None) -> None:
+        options = ServerOptions(seed=7, tenant_sessions=tenant_sessions)
+        self.service = Service(options, wire.Configure("none", {}), Metrics(), "none", lambda *_: None)
         self.link = self.service.link
         self.link.connect(self._take)
         self.asked: list[Any] = []
@@ -63,9 +62,9 @@ class Engine:
         return record
 
 
-def with_engine(story: Callable[[Engine], Awaitable[None]]) -> None:
+def with_engine(story: Callable[[Engine], Awaitable[None]], tenant_sessions: int | None = None) -> None:
     async def run() -> None:
-        await story(Engine())
+        await story(Engine(tenant_sessions))
 
     asyncio.run(run())
 
@@ -112,7 +111,6 @@ def test_a_session_whose_client_left_while_it_was_opened_is_known() -> None:
 def test_sessions_that_are_being_opened_count_and_have_their_names() -> None:
     async def story(engine: Engine) -> None:
         service = engine.service
-        service.options = ServerOptions(seed=7, tenant_sessions=3)
         parent = await engine.opened("s")
         works = (service.sessions.open(ANN, "first"), service.sessions.fork(parent, "second", None))
         tasks = [await engine.until_asked(work) for work in works]
@@ -135,7 +133,7 @@ def test_sessions_that_are_being_opened_count_and_have_their_names() -> None:
         await asyncio.wait(tasks)
         assert [type(task.exception()) for task in tasks] == [Problem, type(None)]
 
-    with_engine(story)
+    with_engine(story, tenant_sessions=3)
 
 
 @pytest.mark.parametrize("answer", ["done", "declined", "lost"])
@@ -177,7 +175,6 @@ def test_a_session_that_cannot_be_asked_for_does_not_count() -> None:
 def test_sessions_of_both_kinds_count_together() -> None:
     async def story(engine: Engine) -> None:
         service = engine.service
-        service.options = ServerOptions(seed=7, tenant_sessions=2)
         native = Native(service)
         native.open(ANN, "ordinary", 1e-9)
         parent = await engine.opened("s")
@@ -194,7 +191,7 @@ def test_sessions_of_both_kinds_count_together() -> None:
         assert isinstance(engine.asked[-1], wire.OpenSession) and not bob.done()
         bob.cancel()
 
-    with_engine(story)
+    with_engine(story, tenant_sessions=2)
 
 
 def test_a_session_that_is_closed_is_removed_though_its_client_left_meanwhile() -> None:

@@ -7,6 +7,7 @@ raises of itself: the audit, the device or the clients of a simulation must noti
 from __future__ import annotations
 
 from holdfast.core import errors, requirements, sharing
+from holdfast.core.cuts import Cuts
 from holdfast.core.layout import Tier
 from holdfast.core.moves import SPILL_TIERS, Moves
 from holdfast.core.plan import UnitCopy
@@ -124,7 +125,7 @@ def refused_turn_has_cut_the_history(patcher: Patcher) -> None:
             session = self.registry.find(session_id)
             if keep is not None and 0 <= keep < session.sequence.known:
                 patcher.reach()
-                self._cut(session, keep)
+                self.cuts.cut(session, keep)
             raise
 
     patcher.replace(Scheduler, "submit", faulty)
@@ -190,7 +191,7 @@ def fork_at_a_token_has_all_memory(patcher: Patcher) -> None:
 
 def compaction_keeps_stale_memory(patcher: Patcher) -> None:
     """A compaction replaces tokens and keeps the memory of those that were there."""
-    compact, cut = Scheduler.compact, Scheduler._cut
+    compact, cut = Scheduler.compact, Cuts.cut
     compacting: list[str] = []
 
     def faulty(
@@ -202,7 +203,7 @@ def compaction_keeps_stale_memory(patcher: Patcher) -> None:
         finally:
             compacting.clear()
 
-    def faulty_cut(self: Scheduler, session: Session, known: int) -> None:
+    def faulty_cut(self: Cuts, session: Session, known: int) -> None:
         if not compacting or session.sequence.computed <= known:
             cut(self, session, known)
             return
@@ -210,7 +211,7 @@ def compaction_keeps_stale_memory(patcher: Patcher) -> None:
         session.sequence.tokens.cut(known)
 
     patcher.replace(Scheduler, "compact", faulty)
-    patcher.replace(Scheduler, "_cut", faulty_cut)
+    patcher.replace(Cuts, "cut", faulty_cut)
 
 
 def compaction_leaves_later_boundaries(patcher: Patcher) -> None:

@@ -7,6 +7,7 @@ raises of itself: the audit, the device or the clients of a simulation must noti
 from __future__ import annotations
 
 from holdfast.core import tiers
+from holdfast.core.cuts import Cuts
 from holdfast.core.in_flight import Plan
 from holdfast.core.layout import Tier
 from holdfast.core.lease import Lease
@@ -121,15 +122,15 @@ def moves_of_a_failed_step_are_trusted(patcher: Patcher) -> None:
 
 def fork_forgets_its_copies(patcher: Patcher) -> None:
     """The partly filled page of a fork is never copied: the child reads what lay there before."""
-    original = Scheduler._share
+    original = Cuts.share
 
-    def faulty(self: Scheduler, parent: Session, child: Session, known: int) -> None:
+    def faulty(self: Cuts, parent: Session, child: Session, known: int) -> None:
         original(self, parent, child, known)
         if self.registry.in_flight.has_copies_of(child):
             patcher.reach()
             self.registry.in_flight.purge_copies(child)
 
-    patcher.replace(Scheduler, "_share", faulty)
+    patcher.replace(Cuts, "share", faulty)
 
 
 def freed_while_in_transit(patcher: Patcher) -> None:
@@ -163,9 +164,9 @@ def aborted_restore_keeps_its_parcel(patcher: Patcher) -> None:
 
 def seal_in_flight_counts_as_rest(patcher: Patcher) -> None:
     """A session is cut, forked or spilled while the row that seals its turn is in flight."""
-    original = Scheduler._require_idle
+    original = Cuts.require_idle
 
-    def faulty(self: Scheduler, session: Session) -> None:
+    def faulty(self: Cuts, session: Session) -> None:
         unsettled, session.unsettled = session.unsettled, 0
         if unsettled and session.life is Life.SEALING:
             patcher.reach()
@@ -174,7 +175,7 @@ def seal_in_flight_counts_as_rest(patcher: Patcher) -> None:
         finally:
             session.unsettled = unsettled
 
-    patcher.replace(Scheduler, "_require_idle", faulty)
+    patcher.replace(Cuts, "require_idle", faulty)
 
 
 # --- tenants ------------------------------------------------------------------------------------------

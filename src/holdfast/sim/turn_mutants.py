@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from holdfast.core import errors, fallback, pressure
 from holdfast.core.admission import Admission
+from holdfast.core.cuts import Cuts
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Holder, OutOfUnits
 from holdfast.core.planner import PlanBuilder
@@ -314,12 +315,12 @@ def finished_turn_is_freed_again_by_retract(patcher: Patcher) -> None:
 def rewind_keeps_what_lies_past_the_cut(patcher: Patcher) -> None:
     """A history is cut, but what was computed of it is not."""
 
-    def faulty(_self: Scheduler, session: Session, known: int) -> None:
+    def faulty(_self: Cuts, session: Session, known: int) -> None:
         if session.sequence.computed > known:
             patcher.reach()
         session.sequence.tokens.cut(known)
 
-    patcher.replace(Scheduler, "_cut", faulty)
+    patcher.replace(Cuts, "cut", faulty)
 
 
 def sealed_token_is_counted_twice(patcher: Patcher) -> None:

@@ -225,7 +225,7 @@ async def change_session(request: Request, session_id: str) -> Response:
 
 @router.delete("/v1/sessions/{session_id}", **documented(None, "Close a session."))
 async def close_session(request: Request, session_id: str) -> Response:
-    await service_of(request).close_session(caller_of(request), session_id)
+    await service_of(request).sessions.close(caller_of(request), session_id)
     return json_answer({"id": session_id, "state": "CLOSED"})
 
 
