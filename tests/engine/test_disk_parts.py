@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.layout import Tier
+from holdfast.engine.durable.records import Record, SnapshotWritten
 from holdfast.engine.durable.stores import read_sessions
 from holdfast.engine.engine import Engine, Session
 from holdfast.engine.tiers import background, parts, writing
@@ -457,6 +458,28 @@ def test_a_file_of_parts_moves_to_another_engine(make_any: Make, tmp_path: Path)
     costs_only_itself(taker.resume("s"), 2, expected[2])
     to_disk(taker)
     costs_only_itself(taker.resume("s"), 3, expected[3])
+
+
+def test_parts_past_the_history_do_not_move_to_another_engine(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session is rewound after its file was sent: the parts before that are used, and have the row."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    giver, taker = make(**options(here)), make(**options(there))
+    session = long_session(giver)
+    to_disk(giver)
+    before = snapshot_of(giver).length
+    talk(session, range(1, 2))
+    header, content = sent(giver, here)
+    session.rewind(1)
+    assert stage(staging_of(taker), 7, header, content)
+    rows: list[Record] = []
+    monkeypatch.setattr(type(taker.loop.session_log), "append", lambda _, record: rows.append(record))
+    take(taker, here)
+    snapshot = snapshot_of(taker)
+    assert lengths(taker) == [before]
+    assert files(there)[0].stat().st_size == snapshot.bytes < len(content)
+    assert rows[-1] == SnapshotWritten("s", snapshot.file, before, snapshot.bytes)
 
 
 def test_parts_that_do_not_follow_each_other_are_refused(make: Make, tmp_path: Path) -> None:
