@@ -28,6 +28,7 @@ from tests.preloaded.commands import Command
 
 ROOT = Path(__file__).parents[2]
 LONG = 600
+WITHOUT_TENSORS = '{"__metadata__": {"length": "1"}, "full.0": {"data_offsets": [0, %s]}}'
 
 
 @pytest.fixture(autouse=True)
@@ -501,6 +502,10 @@ def test_parts_that_do_not_follow_each_other_are_refused(make: Make, tmp_path: P
     refused(content[:-1], "truncated")
     refused(b"", "truncated")
     refused(content[:second] + b"\x10" + bytes(40), "cannot be read")
+    for header in ("[" * 100_000, "1", *(WITHOUT_TENSORS % end for end in ("Infinity", "null", '"1"', "[]"))):
+        refused(len(header).to_bytes(8, "little") + header.encode(), "cannot be read")
+    header = WITHOUT_TENSORS % ("-1" + "0" * 30)
+    refused(len(header).to_bytes(8, "little") + header.encode(), "ends before")
     file.write_bytes(content)
     assert parts.read_parts(store.files, file.name, third, expected) == snapshot
     with pytest.raises(BadFile, match="truncated"):
