@@ -196,6 +196,28 @@ def test_the_cache_is_bounded_and_the_oldest_sessions_leave_it(tmp_path: Path) -
     check_empty(engine)
 
 
+def test_a_session_that_does_not_fit_beside_others_is_not_read(tmp_path: Path) -> None:
+    """Two turns, and room for one of them: the other goes without drafts, and its history is read by none."""
+    plain, engine = pair(tmp_path, "llama", "llama", draft_tokens=512, mixed_tokens=64)
+    passes, cache = proposer_of(engine).passes, proposer_of(engine).cache
+    prompts = [PROMPT * 8, [9, *PROMPT * 8]]
+    expected = [result.token_ids for result in plain.generate(prompts, greedy(60))]
+    idle = engine.session()
+    idle.say([5, 6], greedy(3)).wait()
+    sessions = [engine.session() for _ in prompts]
+    turns = [session.say(prompt, greedy(60)) for session, prompt in zip(sessions, prompts, strict=True)]
+    while not all(turn.done for turn in turns):
+        engine.drive()
+        check_cache(engine)
+    assert [turn.token_ids for turn in turns] == expected
+    assert proposer_of(engine).proposed > 0
+    assert passes.tokens_computed < len(prompts[0]) + 9 * 60, "one history, and the drafts"
+    assert cache.evicted == 0 and idle.id in cache.entries, "nobody has lost anything for a guess in vain"
+    for session in (idle, *sessions):
+        session.close()
+    check_empty(engine)
+
+
 def test_memory_pressure_on_the_target_changes_no_token(tmp_path: Path) -> None:
     """Turns are retracted and queued again; the draft model's cache goes on from there."""
     path = write_model(tmp_path / "llama", "llama")
