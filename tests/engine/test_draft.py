@@ -10,6 +10,7 @@ from holdfast.core.session import Session
 from holdfast.engine.constraints.grammar import Grammar, Kind
 from holdfast.engine.draft import proposer as proposing
 from holdfast.engine.draft.passes import Asked
+from holdfast.engine.draft.reporting import draft_gauges
 from holdfast.engine.engine import Engine
 from holdfast.engine.sampling import Sampling
 from tests.engine.drafting import PROMPT, check_cache, check_empty, drafting_engine, proposer_of, write_draft
@@ -213,6 +214,7 @@ def test_a_session_that_does_not_fit_beside_others_is_not_read(tmp_path: Path) -
     assert proposer_of(engine).proposed > 0
     assert passes.tokens_computed < len(prompts[0]) + 9 * 60, "one history, and the drafts"
     assert cache.evicted == 0 and idle.id in cache.entries, "nobody has lost anything for a guess in vain"
+    assert draft_gauges(proposer_of(engine))["draft_sessions"] == 2 < len(cache.entries)
     for session in (idle, *sessions):
         session.close()
     check_empty(engine)
