@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from holdfast.core.layout import Component
+from holdfast.core.layout import Component, Tier
 from holdfast.core.session import Session
 from holdfast.core.tiers import whole_units
 from holdfast.engine.tiers.files import BadFile
@@ -32,10 +32,11 @@ def units_from(session: Session, page: int) -> Units:
     return units
 
 
-def _where(session: Session) -> tuple[int, bool, Units]:
-    """How much a session at rest has computed, whether that is on the host, and in which units."""
+def _where(session: Session) -> tuple[int, Tier, Units]:
+    """How much a session at rest has computed, on which tier that is, and in which units."""
     sequence = session.sequence
-    return sequence.computed, sequence.away, whole_units(sequence, session.parcel)
+    tier = session.parcel.tier if sequence.away and session.parcel is not None else Tier.DEVICE
+    return sequence.computed, tier, whole_units(sequence, session.parcel)
 
 
 class Gathering:
