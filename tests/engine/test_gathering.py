@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from holdfast.core.layout import Component, Tier
 from holdfast.core.session import Session as CoreSession
@@ -11,9 +12,11 @@ from holdfast.engine.engine import Engine, Session
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.tiers import background, portions
 from holdfast.engine.tiers.back_off import Cause
+from holdfast.engine.tiers.host import StorageCopy
 from holdfast.engine.tiers.writing import SnapshotWriter
 from tests.engine.conftest import Make
 from tests.engine.direct import direct
+from tests.engine.slow_copies import Queued
 from tests.engine.test_disk_tier import options, run, said
 from tests.engine.tiny import greedy
 
@@ -90,3 +93,18 @@ def test_units_of_the_host_are_not_those_of_the_device(make: Make, tmp_path: Pat
     engine.loop.shut_down(hurried=lambda: True)
     engine = make(**options(tmp_path))
     assert next_answers(engine.resume("s"), 0) == expected
+
+
+@pytest.mark.parametrize("outward", [False, True])
+def test_pinned_memory_is_used_again_when_nothing_writes_to_it(outward: bool) -> None:
+    """A copy that is given up goes on: whoever gets its memory next would find it changed."""
+    copier, pinned = Queued(1 << 30), torch.zeros(2, 4)
+    device = torch.arange(12.0).view(3, 4)
+    piece = portions.Piece(device, [0, 2], torch.zeros(2, 4))
+    transfer = portions.Transfer(iter([piece]), copier, outward)
+    transfer._flight = portions.Flight(
+        piece, pinned, copier.copy([StorageCopy(device, [0, 2], pinned, [0, 1])])
+    )
+    transfer.abandon()
+    assert copier.copies[0].over and transfer.advance()
+    transfer.abandon()
