@@ -46,6 +46,13 @@ class SlowCopier:
         self.fenced += 1
 
 
+class Queued(SlowCopier):
+    """As a GPU has it: what is launched later waits for a copy, whoever launches it does not."""
+
+    def fence(self, event: CopyEvent) -> None:
+        self.fenced += 1
+
+
 def slow_down(engine: Engine, patience: int) -> SlowCopier:
     """Have an engine's copies take their time."""
     engine.loop.executor.host_tier.copier = copier = SlowCopier(patience)

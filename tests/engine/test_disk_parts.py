@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.layout import Tier
+from holdfast.engine.durable.records import Record, SnapshotWritten
 from holdfast.engine.durable.stores import read_sessions
 from holdfast.engine.engine import Engine, Session
 from holdfast.engine.tiers import background, parts, writing
@@ -27,6 +28,7 @@ from tests.preloaded.commands import Command
 
 ROOT = Path(__file__).parents[2]
 LONG = 600
+WITHOUT_TENSORS = '{"__metadata__": {"length": "1"}, "full.0": {"data_offsets": [0, %s]}}'
 
 
 @pytest.fixture(autouse=True)
@@ -459,6 +461,28 @@ def test_a_file_of_parts_moves_to_another_engine(make_any: Make, tmp_path: Path)
     costs_only_itself(taker.resume("s"), 3, expected[3])
 
 
+def test_parts_past_the_history_do_not_move_to_another_engine(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session is rewound after its file was sent: the parts before that are used, and have the row."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    giver, taker = make(**options(here)), make(**options(there))
+    session = long_session(giver)
+    to_disk(giver)
+    before = snapshot_of(giver).length
+    talk(session, range(1, 2))
+    header, content = sent(giver, here)
+    session.rewind(1)
+    assert stage(staging_of(taker), 7, header, content)
+    rows: list[Record] = []
+    monkeypatch.setattr(type(taker.loop.session_log), "append", lambda _, record: rows.append(record))
+    take(taker, here)
+    snapshot = snapshot_of(taker)
+    assert lengths(taker) == [before]
+    assert files(there)[0].stat().st_size == snapshot.bytes < len(content)
+    assert rows[-1] == SnapshotWritten("s", snapshot.file, before, snapshot.bytes)
+
+
 def test_parts_that_do_not_follow_each_other_are_refused(make: Make, tmp_path: Path) -> None:
     engine, _ = left_twice(make, tmp_path)
     store, snapshot = store_of(engine), snapshot_of(engine)
@@ -478,6 +502,10 @@ def test_parts_that_do_not_follow_each_other_are_refused(make: Make, tmp_path: P
     refused(content[:-1], "truncated")
     refused(b"", "truncated")
     refused(content[:second] + b"\x10" + bytes(40), "cannot be read")
+    for header in ("[" * 100_000, "1", *(WITHOUT_TENSORS % end for end in ("Infinity", "null", '"1"', "[]"))):
+        refused(len(header).to_bytes(8, "little") + header.encode(), "cannot be read")
+    header = WITHOUT_TENSORS % ("-1" + "0" * 30)
+    refused(len(header).to_bytes(8, "little") + header.encode(), "ends before")
     file.write_bytes(content)
     assert parts.read_parts(store.files, file.name, third, expected) == snapshot
     with pytest.raises(BadFile, match="truncated"):

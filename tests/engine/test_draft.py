@@ -10,6 +10,7 @@ from holdfast.core.session import Session
 from holdfast.engine.constraints.grammar import Grammar, Kind
 from holdfast.engine.draft import proposer as proposing
 from holdfast.engine.draft.passes import Asked
+from holdfast.engine.draft.reporting import draft_gauges
 from holdfast.engine.engine import Engine
 from holdfast.engine.sampling import Sampling
 from tests.engine.drafting import PROMPT, check_cache, check_empty, drafting_engine, proposer_of, write_draft
@@ -192,6 +193,29 @@ def test_the_cache_is_bounded_and_the_oldest_sessions_leave_it(tmp_path: Path) -
     assert len({tuple(turn.token_ids) for turn in turns}) == 1
     assert sum(pool.size for pool in cache.ledger.pools.values()) == pages
     for session in sessions:
+        session.close()
+    check_empty(engine)
+
+
+def test_a_session_that_does_not_fit_beside_others_is_not_read(tmp_path: Path) -> None:
+    """Two turns, and room for one of them: the other goes without drafts, and its history is read by none."""
+    plain, engine = pair(tmp_path, "llama", "llama", draft_tokens=512, mixed_tokens=64)
+    passes, cache = proposer_of(engine).passes, proposer_of(engine).cache
+    prompts = [PROMPT * 8, [9, *PROMPT * 8]]
+    expected = [result.token_ids for result in plain.generate(prompts, greedy(60))]
+    idle = engine.session()
+    idle.say([5, 6], greedy(3)).wait()
+    sessions = [engine.session() for _ in prompts]
+    turns = [session.say(prompt, greedy(60)) for session, prompt in zip(sessions, prompts, strict=True)]
+    while not all(turn.done for turn in turns):
+        engine.drive()
+        check_cache(engine)
+    assert [turn.token_ids for turn in turns] == expected
+    assert proposer_of(engine).proposed > 0
+    assert passes.tokens_computed < len(prompts[0]) + 9 * 60, "one history, and the drafts"
+    assert cache.evicted == 0 and idle.id in cache.entries, "nobody has lost anything for a guess in vain"
+    assert draft_gauges(proposer_of(engine))["draft_sessions"] == 2 < len(cache.entries)
+    for session in (idle, *sessions):
         session.close()
     check_empty(engine)
 

@@ -6,13 +6,14 @@ from concurrent.futures import Future
 
 import pytest
 
-from holdfast.core.layout import Tier
+from holdfast.core.layout import Component, Tier
+from holdfast.core.plan import TierMove
 from holdfast.engine.engine import Engine, Session
 from holdfast.engine.tiers import host as host_tier
 from holdfast.engine.tiers.host import CopyEvent, HostTier, StorageCopy, ThreadCopy
 from tests.engine.conftest import Make
 from tests.engine.direct import direct
-from tests.engine.slow_copies import SlowCopier, slow_down
+from tests.engine.slow_copies import Queued, SlowCopier, slow_down
 from tests.engine.tiny import WORDS, greedy, word
 
 FOREVER = 1 << 30
@@ -303,13 +304,6 @@ def test_an_engine_that_ends_waits_for_its_copies(make: Make) -> None:
     assert all(copy.over for copy in copier.copies)
 
 
-class Queued(SlowCopier):
-    """As a GPU has it: what is launched later waits for a copy, whoever launches it does not."""
-
-    def fence(self, event: CopyEvent) -> None:
-        self.fenced += 1
-
-
 def test_the_memory_of_an_abandoned_copy_stays_until_it_is_over() -> None:
     tier, copier = HostTier(), Queued(FOREVER)
     tier.copier = copier
@@ -323,6 +317,53 @@ def test_the_memory_of_an_abandoned_copy_stays_until_it_is_over() -> None:
     assert copier.fenced == 2
     tier.drain()
     assert [copy.over for copy in copier.copies] == [True] * 3
+
+
+def test_a_rank_keeps_a_fenced_copy_until_it_is_over() -> None:
+    """The copies of a GPU go on behind a fence; main memory is not read before they are over."""
+    tier, copier = HostTier(), Queued(FOREVER)
+    tier.copier = copier
+    for number in range(3):
+        tier._started[number] = copier.copy([])
+    tier.follow_fence([0, 1])
+    copier.copies[0].synchronize()
+    tier.follow_fence([])
+    assert tier._abandoned == [copier.copies[1]], "nothing is left of a copy that is over"
+    tier.complete()
+    assert [copy.over for copy in copier.copies] == [True, True, False], "nobody has fenced the last one"
+    tier.follow_fence([2])
+    assert tier._abandoned == [copier.copies[2]]
+
+
+def test_other_ranks_fence_a_move_that_fails_to_begin(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have been told of all moves of the plan."""
+    engine = make(host_memory=8 << 20)
+    tier = engine.loop.executor.host_tier
+    told: list[tuple[str, list[int]]] = []
+
+    class Told:
+        def move(self, moves: Sequence[TierMove]) -> None:
+            told.append(("move", sorted({move.number for move in moves})))
+
+        def fence(self, numbers: Sequence[int]) -> None:
+            told.append(("fence", list(numbers)))
+
+    begun: list[CopyEvent] = []
+
+    def fails(copies: Sequence[StorageCopy]) -> CopyEvent:
+        if begun:
+            raise MemoryError("no pinned memory")
+        begun.append(ThreadCopy(None))
+        return begun[0]
+
+    monkeypatch.setattr(tier, "_lead", Told())
+    monkeypatch.setattr(tier.copier, "copy", fails)
+    moves = [TierMove(number, Component.FULL, Tier.DEVICE, [0], Tier.HOST, [number]) for number in range(3)]
+    with pytest.raises(MemoryError):
+        tier.start(moves)
+    assert told == [("move", [0, 1, 2]), ("fence", [1, 2])]
+    tier.fence_abandoned(())
+    assert told[2:] == [("fence", [0])]
 
 
 def test_no_moves() -> None:

@@ -10,6 +10,7 @@ import h11
 import pytest
 import uvicorn
 
+from holdfast.server.http import parser
 from holdfast.server.http.connections import Config, Connections
 from holdfast.server.http.parser import EVENTS_MAX, Parser
 
@@ -124,3 +125,26 @@ def test_a_client_that_goes_after_tiny_chunks_is_noticed() -> None:
         return application.left
 
     assert in_loop(leave)
+
+
+def test_headers_may_come_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read without an event is no event: nothing has been asked yet whose body could wait."""
+    monkeypatch.setattr(parser, "EVENTS_MAX", 8)
+    faults: list[dict[str, Any]] = []
+
+    async def ask() -> list[bytes]:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        said = []
+        async with serving(Application()) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(2):
+                for byte in HEAD:
+                    writer.write(bytes([byte]))
+                    await asyncio.sleep(0.002)
+                writer.write(BODY)
+                said.append(await answer_of(reader))
+            writer.close()
+        return said
+
+    assert in_loop(ask) == [b"%d\n" % CHUNKS] * 2
+    assert not faults

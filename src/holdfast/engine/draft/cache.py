@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Collection
 
 from holdfast.core.layout import Component, MemoryLayout, Tier
-from holdfast.core.ledger import Hold, Holder, Kind, Ledger, OutOfUnits
+from holdfast.core.ledger import Hold, Holder, Kind, Ledger
 from holdfast.core.plan import TableChange
 from holdfast.core.session import Session
 from holdfast.core.tokens import TokenLog
@@ -84,24 +84,26 @@ class DraftCache:
     def reserve(self, entry: Entry, length: int, needed: Collection[str]) -> bool:
         """Take pages for `length` tokens; sessions that are not `needed` may lose theirs. False without room.
 
-        Nothing has changed in the entry then.
+        Nothing has changed then.
         """
         missing = self.ledger.layout.pages_for(length) - entry.pages
         if missing <= 0:
             return True
-        while True:
-            grown: list[Hold] = []
-            try:
-                for hold in entry.holds:
-                    hold.grow(missing)
-                    grown.append(hold)
-            except OutOfUnits:
-                for hold in grown:
-                    hold.ungrow(missing)
-                if not self._evict(needed):
-                    return False
-            else:
-                return True
+        room, evicted = min(len(pool.free) for pool in self.ledger.pools.values()), []
+        for session_id, each in self.entries.items():
+            if room >= missing:
+                break
+            if session_id not in needed and each.pages:
+                evicted.append(session_id)
+                room += each.pages
+        if room < missing:
+            return False
+        for session_id in evicted:
+            self.release(session_id)
+        self.evicted += len(evicted)
+        for hold in entry.holds:
+            hold.grow(missing)
+        return True
 
     def table_change(self, entry: Entry) -> TableChange | None:
         """What the block tables do not have yet of an entry; they have it from now on."""
@@ -129,15 +131,6 @@ class DraftCache:
         """Give up everything: a pass failed, and nobody knows what is in memory."""
         for session_id in list(self.entries):
             self.release(session_id)
-
-    def _evict(self, needed: Collection[str]) -> bool:
-        """Release the entry that was used longest ago and is not needed; False if there is none."""
-        for session_id, entry in self.entries.items():
-            if session_id not in needed and entry.pages:
-                self.release(session_id)
-                self.evicted += 1
-                return True
-        return False
 
     def _cut(self, entry: Entry, length: int) -> None:
         """Forget the tokens from `length` on, and give up whole pages past them."""

@@ -166,7 +166,8 @@ class DraftProposer:
             record.acceptance.rest = REST_MAX  # The draft model cannot read this history.
             return None
         drafts = length if have + len(tokens) == known else 0
-        if not self.cache.reserve(entry, have + len(tokens) + max(0, drafts - 1), {session.id, *needed}):
+        # For all that is known: what does not fit as a whole would be read in vain.
+        if not self.cache.reserve(entry, known + length - 1, {session.id, *needed}):
             return None
         self.passes.begin(turn, self._stream_of(turn).sampling)
         return Asked(turn, entry, tokens, drafts)

@@ -40,7 +40,7 @@ def draft_gauges(drafts: DraftProposer | None) -> dict[str, int]:
     return {
         "draft_pages_held": pool.size - len(pool.free),
         "draft_pages_free": len(pool.free),
-        "draft_sessions": len(drafts.cache.entries),
+        "draft_sessions": sum(1 for entry in drafts.cache.entries.values() if entry.pages),
         "draft_sessions_resting": drafts.resting,
     }
 

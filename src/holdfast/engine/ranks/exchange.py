@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from holdfast.core.session import Session
-from holdfast.core.tiers import whole_units
 from holdfast.engine.ranks import messages
 from holdfast.engine.ranks.crew import Crew
 from holdfast.engine.ranks.group import RankGroup
@@ -80,8 +79,7 @@ class RankedMemory(SessionMemory):
                 every[f"{rank}.{name}"] = torch.empty_like(tensor)
                 receive_part(crew.group, every[f"{rank}.{name}"], rank)
         crew.done()
-        whole = whole_units(session.sequence, session.parcel)
-        return Gathering(whole, every, Transfer(iter(()), self._copier, outward=True))
+        return Gathering(session, every, Transfer(iter(()), self._copier, outward=True))
 
     def scatter(self, session: Session, tensors: dict[str, Tensor]) -> Transfer:
         """Copy a file's tensors into the units of a session, on every rank."""

@@ -116,7 +116,10 @@ class Follower:
         )
 
     def _gather(self, frame: Frame) -> None:
-        for tensor in self._units.gather(messages.read_units(frame.numbers)).values():
+        units = messages.read_units(frame.numbers)
+        if any(each.on_host for each in units):
+            self._executor.host_tier.complete()
+        for tensor in self._units.gather(units).values():
             send_part(self._group, tensor, 0)
 
     def _scatter(self, frame: Frame) -> None:

@@ -195,7 +195,7 @@ class DiskTier:
         if adopted and snapshot is not None:
             self.store.replace(stored.id, snapshot)
         if staged is not None and adopted:
-            self._session_log.append(staged)
+            self.store.log_row(stored.id)  # Of the parts that match the history.
         elif staged is not None:
             self.store.files.remove(staged.file)
 

@@ -38,6 +38,8 @@ SUFFIX = ".session.safetensors"
 HEADER_BYTES_MAX = 1 << 20
 WRITE_BYTES = 64 << 20
 """Bytes of one write, each synced before the next."""
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
+"""What reading a damaged header may raise."""
 SAMPLES = 16
 SAMPLE_BYTES = 1 << 14
 
@@ -246,7 +248,7 @@ def check_header(content: bytes, expected: Header, after: int = 0) -> dict[str, 
     size = int.from_bytes(content[:8], "little")
     try:
         facts: dict[str, str] = dict(json.loads(content[8 : 8 + size])["__metadata__"])
-    except (ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise BadFile("the header cannot be read") from error
     wanted = {"format": FORMAT} | {name: str(value) for name, value in asdict(expected).items()}
     for name, value in (wanted | {"after": str(after or "")}).items():

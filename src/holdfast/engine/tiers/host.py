@@ -103,8 +103,13 @@ class HostTier:
             copies.setdefault(move.number, []).extend(self._copies(move))
         if self._lead is not None and begun:
             self._lead.move(begun)
-        for number, each in copies.items():
-            self._started[number] = self.copier.copy(each)
+        try:
+            for number, each in copies.items():
+                self._started[number] = self.copier.copy(each)
+        except Exception:
+            # Other ranks may have begun what has failed here: what follows waits for it there.
+            self._tell_fence(number for number in copies if number not in self._started)
+            raise
 
     def _copies(self, move: TierMove) -> Iterator[StorageCopy]:
         assert self._memory is not None and self._host is not None, "a move needs a device and a host"
@@ -154,6 +159,7 @@ class HostTier:
 
     def follow_fence(self, numbers: Iterable[int]) -> None:
         """On another rank: let all later launches begin after these moves; raises what one failed with."""
+        self._abandoned = [event for event in self._abandoned if not _over(event)]
         for number in numbers:
             event = self._started.pop(number, None)
             if event is None:
@@ -161,6 +167,11 @@ class HostTier:
             self.copier.fence(event)
             if not event.query():
                 self._abandoned.append(event)
+
+    def complete(self) -> None:
+        """On another rank: wait for the moves of all fences; main memory is going to be read or written."""
+        for event in self._abandoned:
+            event.synchronize()
 
     def wait(self, seconds: float) -> None:
         """Wait until a running copy finishes, or time is up."""

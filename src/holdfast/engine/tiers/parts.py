@@ -18,7 +18,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from holdfast.engine.tiers.files import BadFile, Header, Snapshot, SnapshotFiles, check_header, decode
+from holdfast.engine.tiers.files import (
+    UNREADABLE,
+    BadFile,
+    Header,
+    Snapshot,
+    SnapshotFiles,
+    check_header,
+    decode,
+)
 
 __all__ = ["PARTS_MAX", "read_parts", "read_snapshot"]
 
@@ -57,8 +65,10 @@ def _outline(head: bytes) -> tuple[int, str, int]:
         found = json.loads(head[8 : 8 + size])
         facts = found.pop("__metadata__")
         end = max((int(tensor["data_offsets"][1]) for tensor in found.values()), default=0)
+        if end < 0:
+            raise BadFile("a tensor ends before the header does")
         return int(facts["length"]), str(facts["tokens"]), 8 + size + end
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except UNREADABLE as error:
         raise BadFile("the header cannot be read") from error
 
 

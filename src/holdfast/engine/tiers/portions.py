@@ -93,11 +93,11 @@ class Transfer:
         return Flight(piece, pinned, self._copier.copy([copy]))
 
     def abandon(self) -> None:
-        """Copy no more, and let later launches begin after the portion that is under way."""
+        """Copy no more, and wait for the portion under way: its pinned memory is used again at once."""
         self._pieces.clear()
         if self._flight is not None:
             with suppress(Exception):  # Its result is not needed.
-                self._copier.fence(self._flight.event)
+                self._flight.event.synchronize()
             self._flight = None
 
 

@@ -1,7 +1,7 @@
 """Reading snapshots: the disk's thread reads and checks a file, and its tensors are copied between steps.
 
-The copy takes a portion a step, one session after another. A move that is cancelled meanwhile copies no more,
-and later steps, which may use its units, begin after the portion under way.
+The copy takes a portion a step, one session after another. A move that is cancelled meanwhile copies no more;
+its portion under way is waited for, since its units may be used by the next step.
 
 A file that fails a check is dropped with a warning, and the session is computed again from its tokens. Called
 by the disk tier.
@@ -110,7 +110,7 @@ class SnapshotReader:
         self._scheduler.arrive(number, arrived, self._clock())
 
     def abandon_cancelled(self, wanted: Container[int]) -> None:
-        """Copy no more for moves that are not wanted; later launches begin after what is under way."""
+        """Copy no more for moves that are not wanted, and wait for what is under way."""
         if all(each.number in wanted for each in self._returning):
             return
         for each in self._returning:

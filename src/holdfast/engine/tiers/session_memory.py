@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from holdfast.core.layout import Component
+from holdfast.core.layout import Component, Tier
 from holdfast.core.session import Session
 from holdfast.core.tiers import whole_units
 from holdfast.engine.tiers.files import BadFile
@@ -32,21 +32,31 @@ def units_from(session: Session, page: int) -> Units:
     return units
 
 
+def _where(session: Session) -> tuple[int, Tier, Units]:
+    """How much a session at rest has computed, on which tier that is, and in which units."""
+    sequence = session.sequence
+    tier = session.parcel.tier if sequence.away and session.parcel is not None else Tier.DEVICE
+    return sequence.computed, tier, whole_units(sequence, session.parcel)
+
+
 class Gathering:
-    """A transfer from a session's units to tensors, by storage name, and where all its units are."""
+    """A transfer from a session's units to tensors, by storage name, and where its memory was then."""
 
-    __slots__ = ("tensors", "transfer", "units")
+    __slots__ = ("_where", "tensors", "transfer")
 
-    def __init__(self, units: Units, tensors: dict[str, Tensor], transfer: Transfer) -> None:
-        self.units = units
+    def __init__(self, session: Session, tensors: dict[str, Tensor], transfer: Transfer) -> None:
+        self._where = _where(session)
         self.tensors = tensors
         self.transfer = transfer
 
     def is_current(self, session: Session) -> bool:
-        """Whether a session at rest still has its memory in the same units."""
+        """Whether a session is at rest and its memory is what it was.
+
+        A state is in its first unit again after two turns, and units of another tier have the same numbers.
+        """
         sequence = session.sequence
         at_rest = sequence.lease is not None and sequence.mark is None and not session.unsettled
-        return at_rest and whole_units(sequence, session.parcel) == self.units
+        return at_rest and _where(session) == self._where
 
 
 class SessionMemory:
@@ -86,7 +96,7 @@ class SessionMemory:
                 pieces += pieces_of(device, leased, rows[: len(leased)])
                 pieces += pieces_of(there, own, rows[len(leased) :])
         transfer = Transfer(iter(pieces), self._copier, outward=True)
-        return Gathering(whole_units(session.sequence, session.parcel), tensors, transfer)
+        return Gathering(session, tensors, transfer)
 
     def _memory_of(self, session: Session) -> Memory:
         """Where a session's own units are."""

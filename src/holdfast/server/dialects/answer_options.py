@@ -71,7 +71,7 @@ class AnswerOptions:
     expect_return_seconds: float | None = declared(
         None,
         Bound(0.0, RETURN_SECONDS_MAX),
-        "Seconds until the client is expected back with a tool's result; a hint for eviction.",
+        "Seconds until the client is expected back with a tool's result; a hint for eviction and prefetch.",
     )
 
     @property

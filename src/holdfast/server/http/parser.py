@@ -32,8 +32,9 @@ class Parser(h11.Connection):
         """The next event. It is `NEED_DATA` as well where the parser has stopped."""
         if not self.left:
             return h11.NEED_DATA
-        self.left -= 1
-        return super().next_event()
+        event = super().next_event()
+        self.left -= event is not h11.NEED_DATA
+        return event
 
 
 class Flow(FlowControl):

@@ -1,0 +1,110 @@
+"""A file holds the memory that its header names, however long the copy between steps takes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.core.layout import Component, Tier
+from holdfast.core.session import Session as CoreSession
+from holdfast.core.tiers import whole_units
+from holdfast.engine.engine import Engine, Session
+from holdfast.engine.step.executor import Executor
+from holdfast.engine.tiers import background, portions
+from holdfast.engine.tiers.back_off import Cause
+from holdfast.engine.tiers.host import StorageCopy
+from holdfast.engine.tiers.writing import SnapshotWriter
+from tests.engine.conftest import Make
+from tests.engine.direct import direct
+from tests.engine.slow_copies import Queued
+from tests.engine.test_disk_tier import options, run, said
+from tests.engine.tiny import greedy
+
+
+def two_sessions(engine: Engine) -> tuple[Session, CoreSession]:
+    """A session of one page, and a longer one, both idle."""
+    engine.session(id="other").say(said(0, 600), greedy(3)).wait()
+    session = engine.session(id="s")
+    session.say(said(1, 3), greedy(2)).wait()
+    run(engine)
+    return session, engine.loop.scheduler.registry.sessions["s"]
+
+
+def begin_both(engine: Engine) -> SnapshotWriter:
+    """Begin to write both: the short one waits until the longer one is copied, a unit a step."""
+    assert engine.loop.disk is not None
+    writer, sessions = engine.loop.disk.writer, engine.loop.scheduler.registry.sessions
+    for name in ("other", "s"):
+        assert writer.write(sessions[name], Cause.BACKGROUND) is not None
+    return writer
+
+
+def next_answers(session: Session, turns: int) -> list[list[int]]:
+    """What short turns say, and one after them."""
+    short = [session.say(said(5 + turn, 1), greedy(1)).token_ids for turn in range(turns)]
+    return [*short, session.say(said(8), greedy(9)).token_ids]
+
+
+@pytest.fixture(autouse=True)
+def a_unit_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portions, "PORTION_BYTES", 1)
+    monkeypatch.setattr(background, "SCAN_SECONDS", 0.0)
+
+
+def test_a_state_that_is_in_its_first_slot_again_is_not_the_one_of_the_header(
+    make: Make, tmp_path: Path
+) -> None:
+    """Two short turns take and give back a slot each, and stay in the same page."""
+    expected = next_answers(two_sessions(make())[0], 2)
+    engine = make(**options(tmp_path, checkpoints=0, seal_seconds=0.0))
+    session, found = two_sessions(engine)
+    writer, units = begin_both(engine), whole_units(found.sequence, None)
+    for turn in range(2):
+        assert session.say(said(5 + turn, 1), greedy(1)).token_ids == expected[turn]
+        while not found.at_rest or found.sequence.computed < found.sequence.known:
+            engine.drive()
+    assert writer.gathering and whole_units(found.sequence, None) == units, "as if nothing had happened"
+    run(engine)
+    engine.loop.shut_down(hurried=lambda: True)
+    engine = make(**options(tmp_path))
+    assert next_answers(engine.resume("s"), 0) == expected[2:]
+
+
+def test_units_of_the_host_are_not_those_of_the_device(make: Make, tmp_path: Path) -> None:
+    """A session comes back into units of the same numbers, and others write to those of the host."""
+    expected = next_answers(two_sessions(make())[0], 0)
+    engine = make(**options(tmp_path, host_memory=32 << 20))
+    _, found = two_sessions(engine)
+    for name in ("other", "s"):
+        assert direct(engine.loop, "spill", name, Tier.HOST)
+        run(engine)
+    writer, units = begin_both(engine), whole_units(found.sequence, found.parcel)
+    assert direct(engine.loop, "restore", "s")
+    while found.sequence.away:
+        engine.drive()
+    assert writer.gathering
+    assert whole_units(found.sequence, None)[Component.FULL] == units[Component.FULL]
+    found.sequence.drop_copy()
+    executor = engine.loop.executor
+    assert isinstance(executor, Executor) and executor.host is not None
+    for storage in (*executor.host.storage("full"), *executor.host.storage("state")):
+        storage.fill_(7.0)
+    run(engine)
+    engine.loop.shut_down(hurried=lambda: True)
+    engine = make(**options(tmp_path))
+    assert next_answers(engine.resume("s"), 0) == expected
+
+
+@pytest.mark.parametrize("outward", [False, True])
+def test_pinned_memory_is_used_again_when_nothing_writes_to_it(outward: bool) -> None:
+    """A copy that is given up goes on: whoever gets its memory next would find it changed."""
+    copier, pinned = Queued(1 << 30), torch.zeros(2, 4)
+    device = torch.arange(12.0).view(3, 4)
+    piece = portions.Piece(device, [0, 2], torch.zeros(2, 4))
+    transfer = portions.Transfer(iter([piece]), copier, outward)
+    transfer._flight = portions.Flight(
+        piece, pinned, copier.copy([StorageCopy(device, [0, 2], pinned, [0, 1])])
+    )
+    transfer.abandon()
+    assert copier.copies[0].over and transfer.advance()
+    transfer.abandon()
