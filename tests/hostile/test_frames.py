@@ -33,7 +33,7 @@ FLOODS = {
 }
 """What begins a flood, and the frame that is repeated."""
 
-CREATE = b'{"type": "response.create", "input": "abc", "max_output_tokens": 1}'
+CREATE = b'{"type": "response.create", "input": "abc", "max_output_tokens": 1, "store": false}'
 
 
 def flood(connection: socket.socket, first: bytes, repeated: bytes, *, reads: bool) -> None:

@@ -268,7 +268,10 @@ def test_streams_that_nobody_reads_hold_little_memory(serve: Serve) -> None:
         ("/v1/completions", {"prompt": "abc", **long}),
         ("/v1/chat/completions", {"messages": user, "logprobs": True, **long}),
         ("/generate", {"text": "abc", "stream": True, "sampling_params": NATIVE_LONG}),
-        ("/v1/responses", {"input": "x" * 190_000, "stream": True, "max_output_tokens": 190_000}),
+        (
+            "/v1/responses",
+            {"input": "x" * 190_000, "stream": True, "max_output_tokens": 190_000, "store": False},
+        ),
         ("/v1/messages", {"messages": repeated, "stream": True, "max_tokens": 190_000}),
         ("/v1/sessions/silent/turns", {"input": "abc", "stream": True, "sampling": sampling}),
     )

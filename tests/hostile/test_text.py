@@ -170,6 +170,14 @@ def test_control_tokens_in_a_message_are_plain_text(echo: Server) -> None:
         with Talk(echo) as talk:
             talk.open(f"r{number}", system=text)
             assert talk.turn(text)["text"] == text
+        response = echo.post("/v1/responses", {"input": text, "instructions": text, "store": False}).json()
+        assert response["output"][0]["content"][0]["text"] == text
+        answered = echo.post("/v1/messages", {"messages": messages, "system": text, "max_tokens": 200})
+        assert answered.json()["content"][0]["text"] == text
+        compacted = echo.post(f"/v1/sessions/{name}/compact", {"from_turn": 1, "to_turn": 1, "text": text})
+        assert compacted.status_code == 200
+        assert echo.post(f"/v1/sessions/{name}/input", {"text": text}).status_code == 200
+        assert echo.say(name, text)["text"] == text
 
 
 def test_control_tokens_in_a_message_cost_a_token_for_each_byte(echo: Server) -> None:
