@@ -336,6 +336,7 @@ class PrefixTree:
                 while left > 0 and (freed := self.evict(component, units, key)):
                     left -= freed
                     yield
+            yield
 
     def _entomb(self, node: Node, component: Component) -> None:
         """Evict one component of a node; the node goes too if nothing can resume from what is left."""
