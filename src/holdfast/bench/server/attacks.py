@@ -232,7 +232,7 @@ def post(path: str, body: Any) -> Callable[[Target], bytes]:
 def conversation(number: int) -> Any:
     """A chat of thousands of messages that is sent whole, and has a session of its own."""
     roles = itertools.cycle(("user", "assistant"))
-    said = [{"role": next(roles), "content": f"{number} {place}"} for place in range(4001)]
+    said = [{"role": next(roles), "content": f"{number} {place}"} for place in range(8001)]
     return {"messages": said, **SHORT}
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.memory_map import MemoryPicture
-from holdfast.engine.report import Portions, memory_reports, session_reports
+from holdfast.engine.portions import Portions
+from holdfast.engine.report import memory_reports, session_reports
 from holdfast.server.link import wire
 from holdfast.server.link.rounds import Spent
 from holdfast.server.link.wire import Question
