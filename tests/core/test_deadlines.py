@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from holdfast.core.deadlines import SLACK, Deadlines
+from holdfast.core.deadlines import DUE_MAX, SLACK, Deadlines
 from tests.core.driver import Driver, prompt
 
 
@@ -40,6 +40,42 @@ def test_what_is_dropped_or_added_while_entries_are_taken_out_is_seen() -> None:
             deadlines.drop(2)
             deadlines.add(5, 2.5, "a")
     assert seen == [1, 5, 3]
+
+
+def test_few_entries_are_taken_out_at_one_time_however_many_are_due() -> None:
+    deadlines = Deadlines()
+    for key in range(3 * DUE_MAX):
+        deadlines.add(key, 1.0, "a")
+    deadlines.drop(DUE_MAX)  # It is looked at like the others.
+    assert not deadlines.is_due(0.9) and deadlines.is_due(1.0)
+    assert [key for key, _ in deadlines.due(2.0)] == list(range(DUE_MAX))
+    assert list(deadlines.due(2.0)) == list(deadlines.due(1.5)) == [], "no more at that time, or before it"
+    assert deadlines.is_due(2.0)
+    assert [key for key, _ in deadlines.due(2.1)] == list(range(DUE_MAX + 1, 2 * DUE_MAX))
+    half = [key for _, (key, _) in zip(range(DUE_MAX // 2), deadlines.due(2.2), strict=False)]
+    rest = [key for key, _ in deadlines.due(2.2)]
+    assert half + rest == list(range(2 * DUE_MAX, 3 * DUE_MAX)), "what is left of one time is taken later"
+    assert not deadlines.is_due(1e9) and not len(deadlines)
+
+
+def test_thousands_of_sessions_that_expire_together_are_closed_a_few_at_a_time() -> None:
+    driver = Driver("dense", 16, strict=False)
+    registry, scheduler = driver.registry, driver.scheduler
+    for number in range(2 * DUE_MAX + 1):
+        driver.open(f"s{number}", ttl=5.0)
+    driver.open("kept", ttl=50.0)
+    scheduler.tick(4.0)
+    assert not registry.overdue
+    scheduler.tick(5.0)
+    assert len(registry.sessions) == DUE_MAX + 2 and registry.overdue
+    assert "s0" not in registry.sessions
+    last = f"s{2 * DUE_MAX}"
+    scheduler.spill(last, 5.0)
+    assert len(registry.sessions) == DUE_MAX + 2, "what a verb finds at that time stays as it is"
+    scheduler.plan(16, 5.1)
+    assert set(registry.sessions) == {last, "kept"} and registry.overdue
+    scheduler.tick(5.2)
+    assert set(registry.sessions) == {"kept"} and not registry.overdue
 
 
 @pytest.mark.asserts

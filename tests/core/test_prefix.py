@@ -386,6 +386,31 @@ def test_a_flush_evicts_what_nobody_holds_and_keeps_the_rest() -> None:
     grove.finish()
 
 
+def test_a_flush_in_portions_evicts_no_more_than_there_was() -> None:
+    grove = Grove("full+window+state")
+    old = [[first, *A[1:], *B] for first in range(10, 14)]
+    for tokens in old:
+        grove.add(tokens, state=True)
+    grove.add(old[0], root="other", state=True)
+    grove.add(A + C, state=True)
+    lease = grove.lease(A + C)
+    before = grove.in_tree(FULL)
+    portions = 0
+    for _ in grove.tree.flushing(1):
+        portions += 1
+        assert portions < 50, "it comes to an end"
+        if portions == 1:
+            assert before - grove.in_tree(FULL) == 2, "a portion is one run"
+        grove.add([100 + portions, *A[1:], *B], state=True)  # Somebody else goes on.
+    assert portions > len(old)
+    assert lease.alive and grove.match(A + C) == 8
+    assert [grove.match(tokens) for tokens in old] == [0] * len(old) and grove.match(
+        old[0], root="other"
+    ) == 0
+    assert grove.match([100 + portions, *A[1:], *B]) == 8
+    grove.finish()
+
+
 def test_evicted_units_that_a_step_in_flight_reads_are_retired() -> None:
     grove = Grove("full+window+state")
     grove.add(A + B, state=True)

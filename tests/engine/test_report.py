@@ -11,7 +11,8 @@ from holdfast.engine.echo import open_echo
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.memory_map import MemoryPicture
 from holdfast.engine.options import make_options
-from holdfast.engine.report import TOP_HOLDERS, finish, memory_report, memory_reports
+from holdfast.engine.portions import finish
+from holdfast.engine.report import TOP_HOLDERS, memory_report, memory_reports
 from holdfast.engine.sampling import Sampling
 from tests.engine.direct import direct, submit
 

@@ -16,6 +16,7 @@ from tests.hostile.raw import (
     frame,
     open_socket,
 )
+from tests.hostile.test_hosts import SOCKETS
 from tests.server.serving import Server
 
 pytestmark = pytest.mark.soak
@@ -31,6 +32,8 @@ FLOODS = {
     "pongs": (b"", frame(PONG)),
 }
 """What begins a flood, and the frame that is repeated."""
+
+CREATE = b'{"type": "response.create", "input": "abc", "max_output_tokens": 1, "store": false}'
 
 
 def flood(connection: socket.socket, first: bytes, repeated: bytes, *, reads: bool) -> None:
@@ -58,7 +61,7 @@ def read_away(connection: socket.socket) -> None:
         connection.settimeout(demands.STANDSTILL_SECONDS)
 
 
-@pytest.mark.parametrize("path", ["/v1/realtime", "/v1/memory/live"])
+@pytest.mark.parametrize("path", SOCKETS)
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_of_frames_closes_the_connection_and_nothing_else(echo: Server, kind: str, path: str) -> None:
     first, repeated = FLOODS[kind]
@@ -73,8 +76,8 @@ def test_pings_of_a_client_that_reads_close_its_connection_too(echo: Server) -> 
         assert close_code(connection) in (*demands.FLOOD_CLOSED, None)
 
 
-@pytest.mark.parametrize("path", ["/v1/realtime", "/v1/memory/live"])
-@pytest.mark.parametrize("text", [b"", b"{}", b'{"type": "input.append"}', b'{"type": "look"}'])
+@pytest.mark.parametrize("path", SOCKETS)
+@pytest.mark.parametrize("text", [b"", b"{}", b'{"type": "input.append"}', b'{"type": "look"}', CREATE])
 def test_a_flood_of_messages_starves_nobody(echo: Server, path: str, text: bytes) -> None:
     """Each message is answered; whoever does not read the answers is not read either, or closed."""
     with Watch(echo) as watch, open_socket(echo, path) as connection:

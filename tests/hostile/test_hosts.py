@@ -3,10 +3,12 @@
 A browser that was told that `evil.example` is 127.0.0.1 sends that name as Host, and an Origin to match.
 """
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
+from holdfast.server.app import all_routes
 from tests.hostile import demands
 from tests.hostile.conftest import ROOM, Serve
 from tests.hostile.raw import address_of, ask, handshake, head
@@ -30,20 +32,12 @@ STRANGERS = (
 
 FRIENDS = ("127.0.0.1:{port}", "127.0.0.1", "localhost:{port}", "LOCALHOST:{port}", "[::1]:{port}")
 
-CALLS = (
-    ("GET", "/v1/models"),
-    ("GET", "/v1/sessions"),
-    ("GET", "/v1/memory"),
-    ("GET", "/metrics"),
-    ("GET", "/server_info"),
-    ("GET", "/openapi.json"),
-    ("POST", "/v1/sessions"),
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/generate"),
-    ("POST", "/flush_cache"),
-    ("DELETE", "/v1/sessions/kept"),
+SOCKETS = tuple(sorted(path for path, methods in all_routes().items() if "WS" in methods))
+CALLS = tuple(
+    (method, re.sub(r"\{session_id\}", "kept", path))
+    for path, methods in sorted(all_routes().items())
+    for method in sorted(methods - {"WS"})
 )
-SOCKETS = ("/v1/realtime", "/v1/memory/live")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,17 @@ import pytest
 from tests.hostile import demands
 from tests.hostile.conftest import ROOM, Serve
 from tests.hostile.neighbours import Watch
-from tests.hostile.raw import answer_of, ask, closed_by_server, connect, handshake, head
+from tests.hostile.raw import (
+    TEXT,
+    answer_of,
+    ask,
+    closed_by_server,
+    connect,
+    frame,
+    handshake,
+    head,
+    open_socket,
+)
 from tests.server.serving import Server
 
 pytestmark = pytest.mark.soak
@@ -249,15 +259,29 @@ def test_a_path_forges_no_line_of_the_log(serve: Serve, form: str) -> None:
 
 def test_streams_that_nobody_reads_hold_little_memory(serve: Serve) -> None:
     """Answers of hundreds of thousands of tokens to clients that never read a byte of them."""
-    server = serve("echo", "--kv-tokens", "2100000", "--context-length", "400000")
+    server = serve("echo", "--kv-tokens", "3300000", "--context-length", "400000")
     long = {"stream": True, "max_tokens": 390_000, "ignore_eos": True}
     user = [{"role": "user", "content": "abc"}]
+    repeated = [{"role": "user", "content": "x" * 190_000}]  # Without a way to ask for more than it says.
+    sampling = {"max_tokens": 390_000, "ignore_eos": True}
     bodies = (
         ("/v1/completions", {"prompt": "abc", **long}),
         ("/v1/chat/completions", {"messages": user, "logprobs": True, **long}),
         ("/generate", {"text": "abc", "stream": True, "sampling_params": NATIVE_LONG}),
+        (
+            "/v1/responses",
+            {"input": "x" * 190_000, "stream": True, "max_output_tokens": 190_000, "store": False},
+        ),
+        ("/v1/messages", {"messages": repeated, "stream": True, "max_tokens": 190_000}),
+        ("/v1/sessions/silent/turns", {"input": "abc", "stream": True, "sampling": sampling}),
+    )
+    spoken: tuple[dict[str, object], ...] = (
+        {"type": "session.open", "id": "unheard"},
+        {"type": "input.append", "text": "abc"},
+        {"type": "input.commit", "sampling": sampling},
     )
     with Watch(server) as watch:
+        server.open("silent")
         silent = []
         try:
             for path, asked in bodies:
@@ -266,6 +290,9 @@ def test_streams_that_nobody_reads_hold_little_memory(serve: Serve) -> None:
                 silent[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 sent = head(server, "POST", path, JSON, f"Content-Length: {len(body)}") + body.encode()
                 silent[-1].sendall(sent)
+            silent.append(open_socket(server, "/v1/realtime"))
+            for message in spoken:
+                silent[-1].sendall(frame(TEXT, json.dumps(message).encode()))
             before = watch.neighbours[0].tokens
             while watch.neighbours[0].tokens - before < 40_000:  # As many as each of them was sent.
                 watch.go_on()

@@ -34,7 +34,18 @@ def said_in(text: Any) -> dict[str, tuple[str, dict[str, Any]]]:
         "tokenize": ("/tokenize", {"prompt": text}),
         "tokenize chat": ("/tokenize", {"messages": user}),
         "system": ("/v1/sessions", {"id": "with-system", "system": text}),
+        "input ahead": ("/v1/sessions/attacked/input", {"text": text}),
+        "compact": ("/v1/sessions/attacked/compact", {"from_turn": 1, "to_turn": 1, "text": text}),
+        "responses": ("/v1/responses", {"input": text}),
+        "items": ("/v1/responses", {"input": [{**user[0], "type": "message"}]}),
+        "instructions": ("/v1/responses", {"input": "abc", "instructions": text}),
+        "messages api": ("/v1/messages", {"messages": user, "max_tokens": 1}),
+        "messages api system": ("/v1/messages", {"messages": _ABC, "system": text, "max_tokens": 1}),
+        "conversation": ("/v1/conversations", {"items": [{**user[0], "type": "message"}]}),
     }
+
+
+_ABC = [{"role": "user", "content": "abc"}]
 
 
 def _part(text: str) -> dict[str, str]:
@@ -65,6 +76,8 @@ def sent_together(server: Server, path: str, body: bytes, count: int) -> list[ht
 def names_a_field(answer: httpx.Response, body: dict[str, Any]) -> bool:
     """Whether an error names a field that the request has, by `param` and in words."""
     error = answer.json()["error"]
+    if "param" not in error:  # Anthropic's form has none.
+        return any(name in error["message"] for name in body)
     param = str(error["param"] or "").partition("[")[0].partition(".")[0]
     return param in body
 
@@ -79,6 +92,7 @@ def test_a_text_beyond_the_context_is_refused_and_holds_nobody_up(
     content = json.dumps(body).encode()
     with Watch(echo, growth_bytes=2 * demands.GROWTH_BYTES) as watch:
         echo.open("attacked")
+        echo.say("attacked", "abc")
         answers = watch.during(lambda: sent_together(echo, path, content, 3))
         for answer in answers:
             assert demands.refused(answer.status_code), answer.text[:300]
@@ -156,6 +170,14 @@ def test_control_tokens_in_a_message_are_plain_text(echo: Server) -> None:
         with Talk(echo) as talk:
             talk.open(f"r{number}", system=text)
             assert talk.turn(text)["text"] == text
+        response = echo.post("/v1/responses", {"input": text, "instructions": text, "store": False}).json()
+        assert response["output"][0]["content"][0]["text"] == text
+        answered = echo.post("/v1/messages", {"messages": messages, "system": text, "max_tokens": 200})
+        assert answered.json()["content"][0]["text"] == text
+        compacted = echo.post(f"/v1/sessions/{name}/compact", {"from_turn": 1, "to_turn": 1, "text": text})
+        assert compacted.status_code == 200
+        assert echo.post(f"/v1/sessions/{name}/input", {"text": text}).status_code == 200
+        assert echo.say(name, text)["text"] == text
 
 
 def test_control_tokens_in_a_message_cost_a_token_for_each_byte(echo: Server) -> None:

@@ -1,7 +1,7 @@
 """`python -m tests.mutation`: remove one statement of the core at a time, and list those that nobody misses.
 
-With `--results` verdicts are kept in a file, and a run goes on where the last one ended; `--again` judges the
-survivors in that file once more.
+With `--results` verdicts are kept in a file, with the judges that noticed nothing, and a run goes on where
+the last one ended, with further judges if it had few; `--again` judges the survivors in that file once more.
 """
 
 import argparse
@@ -10,16 +10,14 @@ import sys
 from pathlib import Path
 from random import Random
 
-from tests.mutation.removal import JUDGES, Removal, Verdict
+from tests.mutation.removal import JUDGES, Key, Removal, Verdict
 from tests.mutation.statements import CORE, ROOT, Statement, statements
-
-Key = tuple[str, str, str, int]
 
 
 def main() -> int:
     """Run the command; 1 if a statement survived."""
     options = _options()
-    known = _known(options.results, options.again)
+    known, asked = _known(options.results, options.again, options.until)
     chosen = [s for s in _chosen(options) if s.key not in known]
     survivors: list[Verdict] = [
         Verdict(s, None) for s in _chosen(options) if s.key in known and known[s.key] is None
@@ -31,9 +29,15 @@ def main() -> int:
         judged += 1
         if verdict.noticed_by is None:
             survivors.append(verdict)
+        keep({**verdict.as_json(), "until": options.until})
+
+    def passed(statement: Statement, judge: str) -> None:
+        keep({**Verdict(statement, None).as_json(), "passed": judge})
+
+    def keep(line: dict[str, object]) -> None:
         if options.results is not None:
             with options.results.open("a") as results:
-                results.write(json.dumps(verdict.as_json()) + "\n")
+                results.write(json.dumps(line) + "\n")
 
     def said(text: str) -> None:
         if sys.stderr.isatty():
@@ -41,7 +45,7 @@ def main() -> int:
             sys.stderr.flush()
 
     ladder = JUDGES[: JUDGES.index(options.until) + 1]
-    Removal(chosen, options.jobs, options.tests, ladder, told, said).run()
+    Removal(chosen, options.jobs, options.tests, ladder, told, said, asked, passed).run()
     said("\n")
     _report(survivors, judged, options.json)
     return int(bool(survivors))
@@ -72,15 +76,27 @@ def _chosen(options: argparse.Namespace) -> list[Statement]:
     return chosen
 
 
-def _known(results: Path | None, again: bool) -> dict[Key, str | None]:
-    """The verdicts of earlier runs: which judge noticed, by statement."""
+def _known(
+    results: Path | None, again: bool, until: str
+) -> tuple[dict[Key, str | None], dict[Key, set[str]]]:
+    """The verdicts of earlier runs by statement: which judge noticed; and which judges noticed nothing.
+
+    Of a statement that survived fewer judges than are to be asked, there is no verdict yet.
+    """
     known: dict[Key, str | None] = {}
+    asked: dict[Key, set[str]] = {}
     if results is not None and results.exists():
         for line in results.read_text().splitlines():
             one = json.loads(line)
             key = (one["file"], one["function"], one["statement"], one["occurrence"])
-            known[key] = one["noticed_by"]
-    return {key: judge for key, judge in known.items() if not (again and judge is None)}
+            if "passed" in one:
+                asked.setdefault(key, set()).add(one["passed"])
+            elif one["noticed_by"] is not None or JUDGES.index(one["until"]) >= JUDGES.index(until):
+                known[key] = one["noticed_by"]
+    if again:
+        survivors = {key for key, judge in known.items() if judge is None}
+        return {key: known[key] for key in known.keys() - survivors}, {}
+    return known, asked
 
 
 def _report(survivors: list[Verdict], judged: int, as_json: bool) -> None:

@@ -17,9 +17,10 @@ A judge that needs several times the processor time that it needs with every sta
 
 import gc
 import json
+import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -27,6 +28,7 @@ from importlib import import_module
 from itertools import zip_longest
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import coverage
 import pytest
@@ -36,6 +38,8 @@ from tests.mutation import judges
 from tests.mutation.forks import in_forks
 from tests.mutation.statements import CORE, ROOT, FreshModule, Statement, exchange
 from tests.mutation.static import undefined
+
+Key = tuple[str, str, str, int]
 
 CPU_SECONDS = {"import": 10, "short simulation": 15, "long simulation": 240}
 CPU_SECONDS_ALL = 1800
@@ -109,7 +113,8 @@ class Suite:
 class Removal:
     """A run over some statements. `told` hears each verdict, `said` how far the run is.
 
-    At most `tests_max` tests of a folder are asked about a statement.
+    At most `tests_max` tests of a folder are asked about a statement. `asked` are judges of earlier runs, by
+    the keys of statements that they did not miss: they are not asked again. `passed` hears of others.
     """
 
     statements: list[Statement]
@@ -118,6 +123,8 @@ class Removal:
     ladder: tuple[str, ...] = JUDGES
     told: Callable[[Verdict], None] = lambda _verdict: None
     said: Callable[[str], None] = lambda _text: None
+    asked: Mapping[Key, set[str]] = field(default_factory=dict)
+    passed: Callable[[Statement, str], None] = lambda _statement, _judge: None
 
     def run(self) -> None:
         """Judge them all: first those that need an import of their own, then the others."""
@@ -155,8 +162,8 @@ class Removal:
         suite: Suite | None = None,
     ) -> list[Statement]:
         """Show statements to one judge; returns what it did not notice the loss of."""
-        left: list[Statement] = []
-        works = [(statement, partial(judge, statement)) for statement in statements]
+        left = [statement for statement in statements if name in self.asked.get(statement.key, ())]
+        works = [(each, partial(judge, each)) for each in statements if each not in left]
 
         def limit(statement: Statement) -> int:
             if suite is not None:
@@ -166,12 +173,13 @@ class Removal:
         for number, (statement, how) in enumerate(in_forks(works, self.jobs, limit), 1):
             if how is None:
                 left.append(statement)
+                self.passed(statement, name)
             else:
                 verdict = Verdict(statement, name, how)
                 self.told(verdict)
                 if suite is not None:
                     suite.heard(verdict)
-            self.said(f"{statement.file}, {name}: {number} of {len(statements)}, {len(left)} unnoticed")
+            self.said(f"{statement.file}, {name}: {number} of {len(works)}, {len(left)} unnoticed")
         return sorted(left, key=lambda statement: (statement.file, statement.line))
 
     def judge_collected(self, session: pytest.Session, statements: list[Statement]) -> None:
@@ -204,17 +212,27 @@ class Removal:
         )
 
     def _suite(self, session: pytest.Session, name: str) -> Suite:
-        """The tests of a folder, and which lines of the core each of them runs."""
+        """The tests of a folder, and which lines of the core each of them runs.
+
+        That is recorded for each file of tests, in a process of its own, and kept until the core, what tests
+        share or the file itself changes.
+        """
         items = [item for item in session.items if item.nodeid.startswith(TESTS[name])]
-        at = CACHE / f"{name.replace(' ', '-')}-{_digest()}.json"
-        if not at.exists():
-            self.said(f"{name}: which lines does each of {len(items)} run?")
-            at.parent.mkdir(exist_ok=True)
-            work = [("lines", partial(_record, session, items, at))]
-            for _, failed in in_forks(work, 1, lambda _: CPU_SECONDS_ALL):
-                assert failed is None, f"{name} fail with every statement in place: {failed}"
-        recorded = json.loads(at.read_text())
-        return Suite(items, recorded["seconds"], recorded["lines"])
+        files: dict[Path, list[pytest.Item]] = {}
+        for item in items:
+            files.setdefault(item.path, []).append(item)
+        base = _digest(shared_files())
+        places = {path: CACHE / f"lines-{path.stem}-{_digest([path], base)}.json" for path in files}
+        CACHE.mkdir(exist_ok=True)
+        works = [
+            (path.stem, partial(_record, session, files[path], at))
+            for path, at in places.items()
+            if not at.exists()
+        ]
+        for number, (stem, failed) in enumerate(in_forks(works, self.jobs, lambda _: CPU_SECONDS_ALL), 1):
+            assert failed is None, f"{stem} fails with every statement in place: {failed}"
+            self.said(f"which lines do the {name} run? {number} of {len(works)} files")
+        return _joined(items, [(files[path], json.loads(at.read_text())) for path, at in places.items()])
 
 
 class _Collected:
@@ -248,7 +266,7 @@ def _freshly(statement: Statement, name: str) -> str | None:
 
 
 def _record(session: pytest.Session, items: Iterable[pytest.Item], at: Path) -> str | None:
-    """Run tests one by one, the quickest first in what is written down, and note the lines that each runs."""
+    """Run the tests of a file one by one, and write down how long each takes and which lines it runs."""
     tracer = coverage.Coverage(data_file=None, source_pkgs=["holdfast.core"], branch=False, config_file=False)
     seconds: list[float] = []
     tracer.start()
@@ -264,16 +282,49 @@ def _record(session: pytest.Session, items: Iterable[pytest.Item], at: Path) -> 
     recorded = tracer.get_data()
     for file in recorded.measured_files():
         for line, contexts in recorded.contexts_by_lineno(file).items():
-            numbers = [int(context) for context in contexts if context]
-            lines[f"{Path(file).name}:{line}"] = sorted(numbers, key=lambda number: seconds[number])
-    at.write_text(json.dumps({"seconds": seconds, "lines": lines}))
+            lines[f"{Path(file).name}:{line}"] = [int(context) for context in contexts if context]
+    part = at.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps({"seconds": seconds, "lines": lines}))
+    part.rename(at)
     return None
 
 
-def _digest() -> str:
-    """What the lines that tests run depend on."""
-    digest = sha256()
-    for folder in (CORE, *(ROOT / folder for folder in TESTS.values())):
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.read_bytes())
+def _joined(items: list[pytest.Item], parts: list[tuple[list[pytest.Item], dict[str, Any]]]) -> Suite:
+    """One suite of what was recorded for each file; of the tests that run a line the quickest comes first."""
+    numbers = {item: number for number, item in enumerate(items)}
+    seconds = [0.0] * len(items)
+    lines: dict[str, list[int]] = {}
+    for several, recorded in parts:
+        for item, each in zip(several, recorded["seconds"], strict=True):
+            seconds[numbers[item]] = each
+        for line, places in recorded["lines"].items():
+            lines.setdefault(line, []).extend(numbers[several[place]] for place in places)
+    for found in lines.values():
+        found.sort(key=lambda number: seconds[number])
+    return Suite(items, seconds, lines)
+
+
+def shared_files() -> list[Path]:
+    """Files that the lines depend on which any test runs: the core, and what tests share."""
+    folders = [CORE, ROOT / "src" / "holdfast" / "sim", *(ROOT / folder for folder in TESTS.values())]
+    return [
+        path
+        for folder in folders
+        for path in sorted(folder.rglob("*.py"))
+        if not path.name.startswith("test_")
+    ]
+
+
+def kept_results() -> Path:
+    """Where verdicts are kept until a file changes that they depend on."""
+    tests = [path for folder in TESTS.values() for path in sorted((ROOT / folder).rglob("test_*.py"))]
+    tool = sorted(Path(__file__).parent.glob("*.py"))
+    return CACHE / f"verdicts-{_digest([*shared_files(), *tests, *tool])}.jsonl"
+
+
+def _digest(paths: Iterable[Path], base: str = "") -> str:
+    """What files say."""
+    digest = sha256(base.encode())
+    for path in paths:
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

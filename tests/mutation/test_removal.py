@@ -10,6 +10,7 @@ import pytest
 from tests.mutation import judges
 from tests.mutation.accepted import ACCEPTED, JUDGED
 from tests.mutation.forks import in_forks
+from tests.mutation.removal import kept_results
 from tests.mutation.statements import CORE, ROOT, Statement, exchange, statements
 from tests.mutation.static import undefined
 
@@ -133,8 +134,11 @@ def test_the_command_lists_survivors_and_goes_on_where_it_ended(tmp_path) -> Non
     status, (survivor, summary) = command(*options)
     assert (status, summary["judged"], summary["survivors"]) == (1, 2, 1)
     assert survivor["line"] == lines[1]
-    verdicts = {one["line"]: one["noticed_by"] for one in map(json.loads, results.read_text().splitlines())}
+    kept = [json.loads(line) for line in results.read_text().splitlines()]
+    verdicts = {one["line"]: one["noticed_by"] for one in kept if "passed" not in one}
     assert verdicts == {lines[0]: "short simulation", lines[1]: None}
+    passed = {(one["line"], one["passed"]) for one in kept if "passed" in one}
+    assert passed == {(lines[0], "import"), (lines[1], "short simulation")}
     status, (survivor, summary) = command(*options)
     assert (status, summary["judged"], summary["survivors"]) == (1, 0, 1)
     status, (survivor, summary) = command(*options, "--again")
@@ -151,7 +155,8 @@ def test_what_is_accepted_is_still_there_and_has_a_reason() -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("file", JUDGED)
 def test_every_statement_is_missed(file: str) -> None:
-    _, printed = command("--jobs", "2", "--file", f"core/{file}")
+    """A run that was interrupted goes on where it ended, as long as neither the core nor its tests change."""
+    _, printed = command("--jobs", "2", "--file", f"core/{file}", "--results", str(kept_results()))
     survivors = {
         (
             one["file"],

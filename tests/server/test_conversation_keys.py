@@ -2,13 +2,19 @@
 
 from typing import Any
 
-from holdfast.server.conversation_keys import KEY_CHARACTERS, keys_of
+from holdfast.engine.portions import finish
+from holdfast.server.conversation_keys import KEY_CHARACTERS, PORTION, Keys
+from holdfast.server.conversation_keys import keys_of as keys_in_portions
 
 Message = dict[str, Any]
 
 
 def said(role: str, content: str) -> Message:
     return {"role": role, "content": content}
+
+
+def keys_of(*given: Any, **named: Any) -> Keys:
+    return finish(keys_in_portions(*given, **named))
 
 
 FIRST = [said("system", "x"), said("user", "one")]
@@ -53,3 +59,9 @@ def test_any_request_has_keys() -> None:
     assert keys_of("ann", FIRST, deep, {}).note
     assert keys_of("ann", [said("assistant", "x")], [], {}).note
     assert keys_of("ann", [said("user", "\ud800"), {"role": "assistant"}], [], {}).look_up
+
+
+def test_the_keys_of_many_messages_are_made_in_portions() -> None:
+    messages = [said("user", str(number)) for number in range(10 * PORTION)]
+    assert len(list(keys_in_portions("ann", messages, [], {}))) == 2 * 10, "by their beginnings, and whole"
+    assert len(keys_of("ann", messages, [], {}).look_up) == 2 * len(messages)

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
+from holdfast.core import deadlines
 from holdfast.engine.durable import session_log
 from holdfast.engine.options import EngineOptions
 from holdfast.engine.tuning import CPU_RUNNING, GPU_RUNNING
@@ -421,6 +422,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
         f"{prompts.TOKEN_BYTES >> 10} KiB per token",
     ),
     "commands, waiting requests and reports between two steps": (f"{rounds.BUDGET_SECONDS * 1000:.0f} ms",),
+    "sessions that expire and turns past their deadline": (f"{deadlines.DUE_MAX} at a time",),
 }
 """What a row of the table of sizes and times says, from the code that applies it."""
 

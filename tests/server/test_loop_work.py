@@ -8,10 +8,11 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from holdfast.core.deadlines import DUE_MAX
 from holdfast.engine.waiting import ATTEMPTS_MAX
 from holdfast.server.link import wire
 from holdfast.server.link.rounds import READ_MAX
@@ -62,6 +63,8 @@ class Crowd:
         )
         self.loop = self.engine.loop
         self.calls = 0
+        self.received: set[object] = set()
+        """The kinds of commands and questions that were carried out."""
         for number in range(size):
             self.do(wire.OpenSession, f"t{number}/s", f"t{number}")
         for number in range(min(size, SPEAKING)):
@@ -70,10 +73,14 @@ class Crowd:
         self.open_with_turn("ann/idle")
         self.open_with_turn("ann/away")
         self.open_with_turn("ann/cut")
+        self.open_with_turn("ann/compact")
+        self.open_with_turn("ann/heard")
+        self.do(wire.OpenSession, "ann/steered", "ann")
         self.do(wire.MoveSession, "ann/away", "host")
         self.settle()
         self.do(wire.OpenSession, "ann/busy", "ann")
         self.busy = self.say("ann/busy", "on", 20_000)
+        self.say("ann/steered", "on", 20_000)
         for _ in range(4):
             self.loop.step()
         for _ in range(size):  # In the queue, and in line behind the session that is busy.
@@ -83,22 +90,27 @@ class Crowd:
 
     def do(self, command: Callable[..., wire.Command], *fields: object, **more: object) -> int:
         self.calls += 1
-        self.engine.receive(command(self.calls, *fields, **more))
+        self.receive(command(self.calls, *fields, **more))
         return self.calls
 
-    def turn(self, session: str | None, said: str, limit: int, name: str) -> wire.StartTurn:
+    def receive(self, command: wire.Command) -> None:
+        self.received.add(command.what if isinstance(command, wire.Ask) else type(command))
+        self.engine.receive(command)
+
+    def turn(self, session: str | None, said: str, limit: int, name: str, **more: object) -> wire.StartTurn:
         self.calls += 1
         tokens = self.loop.setup.tokenizer.encode(said)
         fields = wire.SamplingFields(max_tokens=limit, ignore_eos=True)
         tenant = "ann" if session is None else session.partition("/")[0]
-        return wire.StartTurn(self.calls, f"{name}-{self.calls}", tenant, tokens, fields, session=session)
+        named = f"{name}-{self.calls}"
+        return wire.StartTurn(self.calls, named, tenant, tokens, fields, session=session, **more)
 
-    def say(self, session: str, said: str, limit: int) -> int:
-        self.engine.receive(self.turn(session, said, limit, "t"))
+    def say(self, session: str, said: str, limit: int, **more: object) -> int:
+        self.receive(self.turn(session, said, limit, "t", **more))
         return self.calls
 
     def request(self) -> int:
-        self.engine.receive(self.turn(None, "alone", 4, "ann#r"))
+        self.receive(self.turn(None, "alone", 4, "ann#r"))
         return self.calls
 
     def open_with_turn(self, name: str) -> None:
@@ -123,7 +135,15 @@ def command_rows() -> Iterator[tuple[str, Callable[[Crowd], object]]]:
     yield "start", lambda crowd: crowd.say("ann/new", "hello", 4)
     yield "start a request of its own", Crowd.request
     yield "start behind others", lambda crowd: crowd.say("ann/busy", "again", 4)
-    yield "end a turn that waits", lambda crowd: crowd.engine.receive(wire.EndTurn(crowd.last, None, "gone"))
+    yield "start a hidden session", lambda crowd: crowd.say("ann/hidden", "hello", 4, volatile=True, known=0)
+    yield "steer", lambda crowd: crowd.say("ann/steered", "rather", 4, steers=-1)
+    yield "end a turn that waits", lambda crowd: crowd.receive(wire.EndTurn(crowd.last, None, "gone"))
+    yield "hear", lambda crowd: crowd.do(wire.Hear, "ann/heard", [7] * 50)
+    yield "hear more", lambda crowd: crowd.do(wire.Hear, "ann/heard", [7] * 60)
+    yield "take back what was heard", lambda crowd: crowd.do(wire.Hear, "ann/heard", [])
+    yield "expect a turn", lambda crowd: crowd.do(wire.Hear, "ann/away", [], soon=True)
+    yield "compact", lambda crowd: crowd.do(wire.Compact, "ann/compact", 1, 1, [7] * 20, "c")
+    yield "update", lambda crowd: crowd.do(wire.UpdateSession, "ann/idle", {"a": "b"}, {"ttl": 60.0})
     yield "interrupt a turn that is over", lambda crowd: crowd.do(wire.Interrupt, "ann/cut", None, 1)
     yield "rewind", lambda crowd: crowd.do(wire.Rewind, "ann/cut", 0)
     yield "fork", lambda crowd: crowd.do(wire.Fork, "ann/idle", "ann/fork", None)
@@ -132,7 +152,15 @@ def command_rows() -> Iterator[tuple[str, Callable[[Crowd], object]]]:
     yield "close", lambda crowd: crowd.do(wire.CloseSession, "ann/new")
     yield "ask for a session", lambda crowd: crowd.do(wire.Ask, "session", "ann/idle")
     yield "ask for what it leases", lambda crowd: crowd.do(wire.Ask, "leased", "ann/idle")
-    yield "end a turn that runs", lambda crowd: crowd.engine.receive(wire.EndTurn(crowd.busy, None, "gone"))
+    for what in ("turns", "tokens", "stored"):
+        yield f"ask for its {what}", lambda crowd, what=what: crowd.do(wire.Ask, what, "ann/idle")
+    yield "ask for engines", lambda crowd: crowd.do(wire.Ask, "lives")
+    yield "claim", lambda crowd: crowd.do(wire.Claim, "ann/idle")
+    yield "hand over", lambda crowd: crowd.do(wire.HandOver, "ann/idle", "another")
+    yield "stage", lambda crowd: crowd.do(wire.Stage, "ann/idle", "model", "layout", 1, "tokens", "types", 9)
+    yield "a portion", lambda crowd: crowd.do(wire.Portion, 1, b"content")
+    yield "end a turn that runs", lambda crowd: crowd.receive(wire.EndTurn(crowd.busy, None, "gone"))
+    yield "drain", lambda crowd: crowd.do(wire.Drain)
     yield "pulse", lambda crowd: crowd.engine.pulse()
     yield "tick", lambda crowd: crowd.loop.scheduler.tick(crowd.loop.now())
 
@@ -143,6 +171,18 @@ ROWS = dict(command_rows())
 @pytest.fixture(scope="module")
 def crowds() -> tuple[Crowd, Crowd]:
     return Crowd(FEW), Crowd(MANY)
+
+
+OF_THE_WORKER = {wire.Configure, wire.Stop, wire.Greeting, wire.Beat}
+"""What begins and ends a link or the process: no client has it sent."""
+
+
+def test_every_command_and_question_has_a_row() -> None:
+    crowd = Crowd(FEW)
+    crowd.received.clear()
+    for act in (*ROWS.values(), *REPORTS.values()):
+        act(crowd)
+    assert crowd.received == {*get_args(wire.Command), *wire.Question} - OF_THE_WORKER - {wire.Ask}
 
 
 def test_no_command_costs_more_among_many(crowds: tuple[Crowd, Crowd]) -> None:
@@ -157,6 +197,7 @@ def test_no_command_costs_more_among_many(crowds: tuple[Crowd, Crowd]) -> None:
 
 
 REPORTS = {
+    "flush": lambda crowd: crowd.do(wire.Ask, "flush"),
     "memory of all": lambda crowd: crowd.do(wire.Ask, "memory"),
     "memory of a tenant": lambda crowd: crowd.do(wire.Ask, "memory", "t1"),
     "picture": lambda crowd: crowd.do(wire.Ask, "picture"),
@@ -180,6 +221,49 @@ def test_no_portion_of_a_report_costs_more_among_many(crowds: tuple[Crowd, Crowd
         )
     assert asked[1] <= asked[0] + 20
     assert max(most) <= 4000, f"lines of the largest portion at {FEW} and at {MANY}: {most}"
+
+
+class Hand:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("what", ["sessions", "turns"])
+def test_what_is_due_at_once_ends_a_few_at_a_time(what: str) -> None:
+    """Thousands of sessions that expire together, or of turns that wait past their deadline."""
+    most = []
+    for size in (3 * DUE_MAX, 30 * DUE_MAX):
+        clock = Hand()
+        engine = echo_commands(clock=clock, kv_tokens=1 << 14, max_sessions=MANY, max_queue=MANY)
+        registry = engine.loop.scheduler.registry
+        for number in range(size):
+            if what == "sessions":
+                engine.receive(wire.OpenSession(number, f"ann/{number}", "ann", ttl=5.0))
+            else:
+                fields = wire.SamplingFields(max_tokens=4)
+                engine.receive(wire.StartTurn(number, f"r{number}", "ann", [7], fields, timeout=5.0))
+        assert len(registry.sessions) == size
+        engine.take_reports()
+        clock.now += 5.0
+        costs = []
+        while registry.sessions:
+            clock.now += 0.001
+
+            def tick(engine: Any = engine, now: float = clock.now) -> None:
+                engine.loop.scheduler.tick(now)
+                engine.loop.dispatcher.tell()
+                engine.take_reports()
+
+            costs.append(lines(tick))
+            assert len(costs) <= size / DUE_MAX
+        assert not registry.overdue
+        most.append(max(costs))
+    assert most[0] == most[1], f"lines at the most expensive tick: {most}"
 
 
 def test_what_waits_is_tried_a_few_at_a_time_and_all_of_it_in_the_end(crowds: tuple[Crowd, Crowd]) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.engine.portions import finish
 from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
 from holdfast.server.link.turn_feed import join
@@ -35,7 +36,7 @@ def text(said: str) -> dict[str, Any]:
 
 def read(messages: list[Any], system: Any = None) -> list[dict[str, Any]]:
     given = msgspec.convert(messages, list[Message])
-    return read_conversation(msgspec.convert(system, str | list[SystemBlock] | None), given).messages
+    return finish(read_conversation(msgspec.convert(system, str | list[SystemBlock] | None), given)).messages
 
 
 # --- conversations --------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ def test_thinking_is_reasoning_and_what_another_server_redacted_is_left_out() ->
 
 def test_problems_name_the_messages_of_the_client() -> None:
     given = msgspec.convert([user("q"), CALLED, user([RESULT, text("x")])], list[Message])
-    conversation = read_conversation("s", given)
+    conversation = finish(read_conversation("s", given))
     for index, place in enumerate(
         ("system", "messages[0]", "messages[1]", "messages[2].content[0]", "messages[2]")
     ):

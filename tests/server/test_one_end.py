@@ -9,6 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 from unittest.mock import Mock
 
 import pytest
@@ -37,6 +38,8 @@ class House:
         )
         self.loop = self.commands.loop
         self.sent: list[wire.Command] = []
+        self.received: set[object] = set()
+        """The kinds of commands and questions that reached the engine."""
         self.link = self._client()
         self.answers: Counter[int] = Counter()
         self.ends: Counter[int] = Counter()
@@ -64,6 +67,7 @@ class House:
             await asyncio.sleep(0)
         commands, self.sent[:] = list(self.sent), []
         for command in commands:
+            self.received.add(command.what if isinstance(command, wire.Ask) else type(command))
             self.commands.receive(wire.decode_command(wire.encode(command)))
         self.commands.retry()
         self.commands.report()
@@ -102,14 +106,16 @@ class House:
 
         self.tasks.append(asyncio.create_task(waits()))
 
-    def start(self, max_tokens: int = 5000, session: bool = True) -> None:
+    def start(self, max_tokens: int = 5000, session: bool = True, **more: object) -> None:
         async def speaks() -> object:
             call = self.link.number()
             tokens = self.loop.setup.tokenizer.encode("on and on")
             fields = wire.SamplingFields(max_tokens=max_tokens, ignore_eos=True)
             name = self.name if session else None
+            if "volatile" in more:
+                name = f"{self.name}-hidden-{call}"
             turn = f"t-{call}" if session else f"ann#r-{call}"
-            command = wire.StartTurn(call, turn, "ann", tokens, fields, session=name)
+            command = wire.StartTurn(call, turn, "ann", tokens, fields, session=name, **more)
             (feed,) = await self.link.start([command])
             self.feeds.append(feed)
             return await feed.result()
@@ -220,6 +226,13 @@ async def being_written(house: House) -> None:
     house.loop.session_log.flush = flush  # type: ignore[method-assign]
 
 
+async def listening(house: House) -> None:
+    await idle(house)
+    house.call(lambda number: wire.Hear(number, house.name, [7] * 40))
+    await house.until(lambda: house.session.turn is not None and house.session.sequence.computed > 40)
+    assert house.session.turn is not None and house.session.turn.is_open
+
+
 async def leaving(house: House) -> None:
     await idle(house)
     house.call(lambda number: wire.MoveSession(number, house.name, "host"))
@@ -249,6 +262,7 @@ STATES = (
     ending,
     closing,
     being_written,
+    listening,
     leaving,
     away,
     returning,
@@ -272,7 +286,8 @@ def _end(house: House) -> None:
 
 
 def _ask(house: House) -> None:
-    house.call(lambda number: wire.Ask(number, "session", house.name))
+    for what in ("session", "leased", "turns", "tokens", "stored", "lives"):
+        house.call(lambda number, what=what: wire.Ask(number, what, house.name))  # type: ignore[misc]
     house.call(lambda number: wire.Ask(number, "sessions", names=[house.name]))
     for what in ("memory", "picture"):
         house.call(lambda number, what=what: wire.Ask(number, what))  # type: ignore[misc]
@@ -294,6 +309,20 @@ VERBS: dict[str, Callable[[House], None]] = {
     "spill": lambda house: house.call(lambda number: wire.MoveSession(number, house.name, "host")),
     "restore": lambda house: house.call(lambda number: wire.MoveSession(number, house.name, "device")),
     "close": lambda house: house.call(lambda number: wire.CloseSession(number, house.name)),
+    "steer": lambda house: house.start(steers=-1),
+    "hidden": lambda house: house.start(volatile=True, known=0),
+    "hear": lambda house: house.call(lambda number: wire.Hear(number, house.name, [7] * 9)),
+    "take back": lambda house: house.call(lambda number: wire.Hear(number, house.name, [])),
+    "expect": lambda house: house.call(lambda number: wire.Hear(number, house.name, [], soon=True)),
+    "compact": lambda house: house.call(
+        lambda number: wire.Compact(number, house.name, 1, 1, [7] * 5, f"c-{number}")
+    ),
+    "update": lambda house: house.call(
+        lambda number: wire.UpdateSession(number, house.name, {"a": "b"}, {"ttl": 60.0})
+    ),
+    "claim": lambda house: house.call(lambda number: wire.Claim(number, house.name)),
+    "hand over": lambda house: house.call(lambda number: wire.HandOver(number, house.name, "another")),
+    "flush": lambda house: house.call(lambda number: wire.Ask(number, "flush")),
     "ask": _ask,
     "engine loss": _lose,
 }
@@ -319,3 +348,29 @@ def test_every_request_has_one_end(state: Callable[[House], object], overlap: bo
         house.loop.shut_down()
 
     asyncio.run(all_pairs())
+
+
+ABOUT_NO_SESSION = {
+    wire.Configure,
+    wire.Stop,
+    wire.Greeting,
+    wire.Beat,
+    wire.Drain,
+    wire.Stage,
+    wire.Portion,
+}
+
+
+def test_every_command_and_question_is_among_the_verbs() -> None:
+    async def all_verbs() -> set[object]:
+        house = House(overlap=False)
+        await house.reset()
+        for verb in VERBS.values():
+            verb(house)
+            await house.round()
+        await house.settled("all verbs")
+        house.loop.shut_down()
+        return house.received
+
+    asked = {*get_args(wire.Command), *wire.Question} - {wire.Ask} - ABOUT_NO_SESSION
+    assert asyncio.run(all_verbs()) == asked

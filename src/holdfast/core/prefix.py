@@ -17,6 +17,7 @@ Nothing here allocates units: the tree only ever receives them, and gives them b
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 from holdfast.core.forest import Forest
 from holdfast.core.layout import Component
@@ -323,6 +324,19 @@ class PrefixTree:
         """Evict everything without a lease."""
         for component in self.layout.components:
             self.evict(component, self.ledger.pool(component).size + 1)
+
+    def flushing(self, units: int) -> Iterator[None]:
+        """Evict everything without a lease, a few `units` at a time: steps and verbs may come between two.
+
+        It ends, however much comes meanwhile: of each tenant no more is evicted than the tree had in all.
+        """
+        for key in list(self.forest.roots):
+            for component in self.layout.components:
+                left = self.ledger.pool(component).by_kind[Kind.TREE]
+                while left > 0 and (freed := self.evict(component, units, key)):
+                    left -= freed
+                    yield
+            yield
 
     def _entomb(self, node: Node, component: Component) -> None:
         """Evict one component of a node; the node goes too if nothing can resume from what is left."""

@@ -119,6 +119,11 @@ class Registry:
         """Sessions whose last token is yet to be computed."""
         return self.queues.seals
 
+    @property
+    def overdue(self) -> bool:
+        """Whether sessions or turns are due that the last tick left to the next."""
+        return self.deadlines.is_due(self.now)
+
     def seals_due(self, now: float) -> bool:
         """Whether the last token of a session is to be computed now, rather than left to its next turn."""
         oldest = next(iter(self.queues.seals), None)

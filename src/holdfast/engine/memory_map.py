@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Holder, Kind
-from holdfast.engine.report import Portions
+from holdfast.engine.portions import Portions
 
 if TYPE_CHECKING:
     from holdfast.engine.loop import EngineLoop

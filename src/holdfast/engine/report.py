@@ -10,24 +10,23 @@ change of it, by allocating and freeing units of its own.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import count
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from holdfast.core.layout import Component
 from holdfast.core.ledger import Account, Holder, Kind, Ledger, Pool
 from holdfast.core.session import Place, Session
 from holdfast.engine.coarse import coarse
 from holdfast.engine.draft.reporting import draft_report
+from holdfast.engine.portions import Portions, finish
 from holdfast.engine.session_settings import DEFAULT_SETTINGS
 
 if TYPE_CHECKING:
     from holdfast.engine.loop import EngineLoop
 
 __all__ = [
-    "Portions",
-    "finish",
     "listening_report",
     "memory_report",
     "memory_reports",
@@ -44,21 +43,7 @@ PORTION = 32
 
 SESSIONS_PORTION = 16
 
-Answer = TypeVar("Answer")
-Portions = Generator[None, None, Answer]
-"""Work in portions: it yields after each and returns its answer."""
-
 Report = dict[str, object]
-
-
-def finish(work: Portions[Answer]) -> Answer:
-    """The answer of work in portions, without pauses."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            answer: Answer = end.value
-            return answer
 
 
 def memory_report(loop: EngineLoop) -> Report:

@@ -3,8 +3,8 @@
 `LIMITS` has a row for each field that can be long, large or many: the field (`Struct.field`, or `*.field` for
 the structs that have no row of their own), its bound, and the words of the documentation. Rows of sampling
 fields and turn options come from the dialects' tables. `check` applies them to a decoded value of any
-dialect; a test walks over every field of every request type and finds none without a row. Bounds that follow
-from the model (its context) come with a `Room`.
+dialect, `checking` in portions to one that may be large; a test walks over every field of every request type
+and finds none without a row. Bounds that follow from the model (its context) come with a `Room`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from holdfast.core.retention import PRIORITY_MAX
 from holdfast.core.tokens import TOKEN_MAX
 from holdfast.engine.fields import INTEGER_MAX, Bound
+from holdfast.engine.portions import Portions, finish
 from holdfast.engine.sampling import CHOICES_MAX, LOGPROBS_MAX
 from holdfast.engine.tools.request import TOOLS_MAX
 from holdfast.server.dialects.answer_options import GRAMMAR, TOOLS
@@ -26,7 +28,10 @@ from holdfast.server.dialects.tables import DIALECTS
 from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.options import TTL_MAX
 
-__all__ = ["LIMITS", "Bound", "Limit", "Room", "check", "find_limit", "too_long", "values_max"]
+__all__ = ["LIMITS", "Bound", "Limit", "Room", "check", "checking", "find_limit", "too_long", "values_max"]
+
+PORTION = 64
+"""Structs in one portion of a check."""
 
 MESSAGES_MAX = 8192
 PARTS_MAX = 1024
@@ -268,7 +273,12 @@ def values_max(room: Room) -> int:
 
 def check(value: msgspec.Struct, room: Room | None) -> None:
     """Raise for the first field out of bounds; without a `room`, the context is not checked."""
-    _check_struct(value, "", room)
+    finish(checking(value, room))
+
+
+def checking(value: msgspec.Struct, room: Room | None) -> Portions[None]:
+    """As `check`, in portions."""
+    return _check_struct(value, "", room, count())
 
 
 @cache
@@ -283,7 +293,9 @@ def _fields_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, Bound | None
     return tuple(found)
 
 
-def _check_struct(value: msgspec.Struct, path: str, room: Room | None) -> None:
+def _check_struct(value: msgspec.Struct, path: str, room: Room | None, done: Iterator[int]) -> Portions[None]:
+    if next(done) % PORTION == PORTION - 1:
+        yield
     for name, written, bound in _fields_of(type(value)):
         inner = getattr(value, name)
         if inner is None or inner is True or inner is False:
@@ -292,11 +304,11 @@ def _check_struct(value: msgspec.Struct, path: str, room: Room | None) -> None:
         if bound is not None:
             _check(inner, bound, place, room)
         if isinstance(inner, msgspec.Struct):
-            _check_struct(inner, place, room)
+            yield from _check_struct(inner, place, room, done)
         elif isinstance(inner, list) and inner and isinstance(inner[0], msgspec.Struct):
             for number, entry in enumerate(inner):
                 if isinstance(entry, msgspec.Struct):  # A mixture is rejected by its route.
-                    _check_struct(entry, f"{place}[{number}]", room)
+                    yield from _check_struct(entry, f"{place}[{number}]", room, done)
 
 
 def _check(value: Any, bound: Bound, place: str, room: Room | None) -> None:

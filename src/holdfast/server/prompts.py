@@ -8,12 +8,13 @@ event loop.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from holdfast.engine.answer_builder import TAIL_TOKENS
+from holdfast.engine.portions import Portions
 from holdfast.engine.text.control_tokens import SECRET_BYTES
 from holdfast.server.dialects.refused import MESSAGE_FIELDS
 from holdfast.server.dialects.requests import make_body, refuse_unbuilt
@@ -38,6 +39,9 @@ __all__ = [
 
 SMALL_CHARACTERS = 1 << 14
 """Inputs up to this size are tokenised in a few milliseconds, by a process of their own."""
+PORTION = 64
+"""Messages in one portion."""
+
 MEMORY_BYTES = 512 << 20
 """Memory limit of a text process for a job, besides TOKEN_BYTES per token of the context."""
 TOKEN_BYTES = 1 << 10
@@ -93,14 +97,16 @@ class SessionMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 def plain_messages(
     messages: Sequence[ChatMessage | SessionMessage], field: str = "messages"
-) -> list[dict[str, Any]]:
-    """Messages as chat templates take them: a role from the list and a text."""
+) -> Portions[list[dict[str, Any]]]:
+    """Messages as chat templates take them: a role from the list and a text. In portions."""
     if not messages:
         raise bad_field(field, "must hold at least one message", "empty_turn")
     if len(messages) > MESSAGES_MAX:
         raise bad_field(field, f"may hold at most {MESSAGES_MAX} messages")
     plain: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
+        if number % PORTION == PORTION - 1:
+            yield
         place = f"{field}[{number}]"
         if message.role not in ROLES:
             raise bad_field(f"{place}.role", f"must be one of {', '.join(ROLES)}")
@@ -213,7 +219,7 @@ class Prompts:
 
     async def chat(self, job: jobs.Chat, tenant: str = "") -> jobs.Written:
         """Render and tokenise a whole conversation, or the messages that follow one."""
-        size = _characters(job.messages) + len(job.system or "") + _characters(job.asks.tools)
+        size = sum(map(_characters_of, job.messages)) + len(job.system or "") + _characters(job.asks.tools)
         self._require_length(size)
         return await self._written(job, size + _constraint_size(job.asks), tenant)
 
@@ -297,8 +303,13 @@ def _constraint_size(asks: jobs.Asks) -> int:
     return 0 if asks.constraint is None else _characters(asks.constraint.value)
 
 
+def _characters_of(message: Mapping[str, Any]) -> int:
+    """The characters of a message: most have only texts."""
+    return sum([len(value) if isinstance(value, str) else _characters(value) for value in message.values()])
+
+
 def _characters(value: Any) -> int:
-    """The characters of messages, tools or a schema."""
+    """The characters of tools, a schema, or part of a message."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 
 import msgspec
 
+from holdfast.engine.portions import in_turns
 from holdfast.engine.sampling import Sampling
 from holdfast.server.conversation_keys import keys_of
 from holdfast.server.found_sessions import STALE, Claim, Conversations, turn_fields
@@ -136,7 +137,7 @@ class TurnStarter:
     async def _start_conversation(self, tenant: str, asked: TurnAsked, sampling: Sampling) -> TurnFeed | None:
         """Start a whole conversation in the session that has its beginning; None if all sessions are busy."""
         asks = self._writer.asks(asked)
-        keys = keys_of(tenant, asked.input.messages or [], asks.tools, asks.template_kwargs)
+        keys = await in_turns(keys_of(tenant, asked.input.messages or [], asks.tools, asks.template_kwargs))
         for attempt in range(REWRITES_MAX):
             last = attempt == REWRITES_MAX - 1
             candidates = [] if last else await self._conversations.candidates(keys.look_up)

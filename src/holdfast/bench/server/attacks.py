@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,13 +77,15 @@ def frame(opcode: Opcode, payload: bytes = b"", *, last: bool = True) -> bytes:
 Attack = Callable[[Target], Iterator[None]]
 
 
-def asking(*requests: Callable[[Target], bytes], connections: int = 1) -> Attack:
-    """Send requests on persistent connections and read the answers."""
+def asking(*requests: Callable[[Target], bytes], connections: int = 1, anew: bool = False) -> Attack:
+    """Send requests on persistent connections and read the answers; `anew` makes them again each time."""
 
     def attack(target: Target) -> Iterator[None]:
         sent = [request(target) for request in requests]
         opened: list[socket.socket] = []
         while True:
+            if anew:
+                sent = [request(target) for request in requests]
             while len(opened) < connections:
                 opened.append(target.connect(ANSWER_SECONDS_MAX))
             for number, each in enumerate(list(opened)):
@@ -160,6 +164,45 @@ def leaving(target: Target) -> Iterator[None]:
         yield
 
 
+def numbered(path: str, body: Callable[[int], Any]) -> Attack:
+    """Send requests of which no two are the same."""
+
+    def attack(target: Target) -> Iterator[None]:
+        sent = itertools.count(int(time.time() * 1000))
+        return asking(lambda target: target.request("POST", path, body(next(sent))), anew=True)(target)
+
+    return attack
+
+
+def expiring(target: Target) -> Iterator[None]:
+    """Open sessions for most of a second, all of which expire at its end."""
+    with target.connect(ANSWER_SECONDS_MAX) as connection:
+        while True:
+            left = 1.0 - time.monotonic() % 1.0
+            if left > 0.1:
+                connection.sendall(target.request("POST", "/v1/sessions", {"ttl": left}))
+                if not answered(connection):
+                    return
+            else:
+                time.sleep(left)
+            yield
+
+
+def saying(target: Target) -> Iterator[None]:
+    """Say a long input over a WebSocket, piece by piece, and take it back."""
+    while True:
+        with suppress(OSError), target.open_websocket("/v1/realtime") as connection:
+            connection.sendall(frame(Opcode.TEXT, b'{"type":"session.open"}'))
+            while True:
+                for _ in range(16):
+                    said = json.dumps({"type": "input.append", "text": "word " * 2000}).encode()
+                    connection.sendall(frame(Opcode.TEXT, said))
+                    yield
+                connection.sendall(frame(Opcode.TEXT, b'{"type":"input.replace","text":"","start":0}'))
+                yield
+        yield
+
+
 def burning(_: Target) -> Iterator[None]:
     """The control: send nothing, keep a processor busy."""
     while True:
@@ -186,6 +229,21 @@ def post(path: str, body: Any) -> Callable[[Target], bytes]:
     return lambda target: target.request("POST", path, body)
 
 
+def conversation(number: int) -> Any:
+    """A chat of thousands of messages that is sent whole, and has a session of its own."""
+    roles = itertools.cycle(("user", "assistant"))
+    said = [{"role": next(roles), "content": f"{number} {place}"} for place in range(8001)]
+    return {"messages": said, **SHORT}
+
+
+def schema(number: int) -> Any:
+    """A chat whose answer must match a large schema."""
+    properties = {f"p{number}-{place}": {"type": "string", "maxLength": 50} for place in range(400)}
+    wanted = {"name": "a", "schema": {"type": "object", "properties": properties}}
+    asked = {"type": "json_schema", "json_schema": wanted}
+    return {"messages": [{"role": "user", "content": "abc"}], "response_format": asked, **SHORT}
+
+
 BEGUN = frame(Opcode.TEXT, b"{", last=False)
 ATTACKS: dict[str, Attack] = {
     "processor": burning,
@@ -193,6 +251,15 @@ ATTACKS: dict[str, Attack] = {
     "text of 1 MB": asking(chat(1_000_000)),
     "text of 15 MB": asking(chat(15_000_000)),
     "system of 15 MB": asking(post("/v1/sessions", {"system": "x" * 15_000_000})),
+    "response of 15 MB": asking(post("/v1/responses", {"input": "word " * 3_000_000})),
+    "message of 15 MB": asking(
+        post(
+            "/v1/messages", {"messages": [{"role": "user", "content": "word " * 3_000_000}], "max_tokens": 1}
+        )
+    ),
+    "whole chats": numbered("/v1/chat/completions", conversation),
+    "schemas": numbered("/v1/chat/completions", schema),
+    "spoken input": saying,
     "4 million token ids": asking(post("/v1/completions", {"prompt": [7] * 4_000_000})),
     "stop tokens": asking(
         post("/v1/completions", {"prompt": "x", "stop_token_ids": [7] * 3_000_000, **SHORT})
@@ -206,6 +273,12 @@ ATTACKS: dict[str, Attack] = {
     "choices": asking(post("/v1/completions", {"prompt": "abc", "n": 48, **SHORT})),
     "prompts": asking(post("/v1/completions", {"prompt": ["abc"] * 48, **SHORT})),
     "leaving": leaving,
+    "expiring": expiring,
+    "flushes": asking(
+        *(post("/v1/completions", {"prompt": f"{number} " * 400, **SHORT}) for number in range(64)),
+        post("/flush_cache", {}),
+        connections=65,
+    ),
     "strangers": asking(
         lambda target: Target(target.url, "nobody").request("GET", "/v1/models"), connections=8
     ),

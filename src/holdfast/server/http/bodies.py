@@ -2,7 +2,7 @@
 
 A body is read no further than its limit. Decoding is strict: no NaN, no boolean for a number, no float for an
 integer, no lone surrogate, nothing after the end. `limits` bounds every field. A body that would block the
-event loop for long is parsed by a text process first.
+event loop for long is parsed by a text process first, and checked in portions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
+from holdfast.engine.portions import in_turns
 from holdfast.server import limits
 from holdfast.server.dialects.tables import why_unknown
 from holdfast.server.http.problems import Problem
@@ -67,7 +68,10 @@ async def read_json(request: Request, kind: type[T], reading: Reading) -> T:
 
 async def decode_large(body: bytes, kind: type[T], reading: Reading) -> T:
     """A JSON text of any size as a value of `kind`, within the limits."""
-    return _bounded(await parse_large(body, kind, reading), reading.room)
+    value = await parse_large(body, kind, reading)
+    assert isinstance(value, msgspec.Struct), "bodies are structs"
+    await in_turns(limits.checking(value, reading.room))
+    return value
 
 
 async def parse_large(body: bytes, kind: type[T], reading: Reading) -> T:
@@ -92,15 +96,12 @@ def too_large(limit: int) -> Problem:
     return Problem(413, "body_too_large", f"the body is longer than {limit} bytes")
 
 
-def _bounded(value: T, room: Room | None) -> T:
+def decode_json(body: bytes, kind: type[T], room: Room | None) -> T:
+    """A JSON text as a value of `kind`, within the limits."""
+    value = _parsed(body, kind)
     assert isinstance(value, msgspec.Struct), "bodies are structs"
     limits.check(value, room)
     return value
-
-
-def decode_json(body: bytes, kind: type[T], room: Room | None) -> T:
-    """A JSON text as a value of `kind`, within the limits."""
-    return _bounded(_parsed(body, kind), room)
 
 
 def _parsed(body: bytes, kind: type[T]) -> T:

@@ -290,9 +290,6 @@ class EngineCommands:
 
     def _answer(self, command: wire.Ask) -> object:
         loop = self.loop
-        if command.what == Question.FLUSH:
-            loop.scheduler.flush()
-            return None
         name = command.name or ""
         if command.what == Question.LEASED:
             return leased_units(loop, name)

@@ -1,8 +1,8 @@
-"""Reports about the whole engine, made a portion at a time between steps.
+"""Reports about the whole engine, made a portion at a time between steps; and flushes of its prefix cache.
 
 `memory` and `picture` walk everything: one walk answers all questions that came before it began; later ones
-wait for the next walk. `sessions` is a page for one caller. Walks run round-robin, a portion each. Used by
-`commands` alone.
+wait for the next walk. `sessions` is a page for one caller, `flush` a walk that evicts. Walks run
+round-robin, a portion each. Used by `commands` alone.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from typing import Any
 
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.memory_map import MemoryPicture
-from holdfast.engine.report import Portions, memory_reports, session_reports
+from holdfast.engine.portions import Portions
+from holdfast.engine.report import memory_reports, session_reports
 from holdfast.server.link import wire
 from holdfast.server.link.rounds import Spent
 from holdfast.server.link.wire import Question
 
 __all__ = ["SURVEYS", "Surveys"]
 
-SURVEYS = frozenset({Question.MEMORY, Question.PICTURE, Question.SESSIONS})
-"""The questions that are answered by a report."""
+SURVEYS = frozenset({Question.MEMORY, Question.PICTURE, Question.SESSIONS, Question.FLUSH})
+"""The questions that are answered after a walk."""
+
+FLUSH_UNITS = 16
+"""Units of the prefix cache that a portion of a flush evicts, or the last run that has more."""
 
 Answers = list[tuple[int, object]]
 """Calls with their answers."""
@@ -41,9 +45,12 @@ class Surveys:
         return bool(self._walks)
 
     def ask(self, command: wire.Ask) -> None:
-        """Start a report: `memory` (of a tenant, or of all), the `picture`, or a page of `sessions`."""
+        """Start a report (`memory` of one tenant or all, the `picture`, a page of `sessions`), or a flush."""
         if command.what == Question.SESSIONS:
             self._walks.append(self._page(command))
+            return
+        if command.what == Question.FLUSH:
+            self._walks.append(self._flush(command))
             return
         self._shared[command.what].append(command)
         if command.what not in self._walking:
@@ -81,3 +88,7 @@ class Surveys:
 
     def _page(self, command: wire.Ask) -> Portions[Answers]:
         return [(command.call, (yield from session_reports(self._loop, command.names)))]
+
+    def _flush(self, command: wire.Ask) -> Portions[Answers]:
+        yield from self._loop.scheduler.registry.tree.flushing(FLUSH_UNITS)
+        return [(command.call, None)]

@@ -155,6 +155,8 @@ class Worker:
         commands = self.commands
         if commands.reporting or self.backlog or self._auditing:
             return 0.0
+        if commands.loop.scheduler.registry.overdue:
+            return 0.0
         if commands.loop.capturing.remaining and not commands.loop.active:
             return 0.0
         if commands.loop.active:

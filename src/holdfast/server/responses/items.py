@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from holdfast.engine.portions import Portions
 from holdfast.server.http.problems import bad_field
 
 __all__ = [
@@ -27,6 +28,9 @@ __all__ = [
 
 Item = dict[str, Any]
 
+PORTION = 64
+"""Items in one portion."""
+
 REFERENCE = "item_reference"
 ID_CHARACTERS_MAX = 256
 ROLES = ("user", "assistant", "system", "developer")
@@ -40,14 +44,19 @@ def _message(item_id: str, role: str, content: list[Item]) -> Item:
     return {"id": item_id, "type": "message", "role": role, "status": "completed", "content": content}
 
 
-def read_items(given: str | Sequence[Any], field: str = "input") -> list[Item]:
-    """The items of a request, checked; those without an id have an empty one.
+def read_items(given: str | Sequence[Any], field: str = "input") -> Portions[list[Item]]:
+    """The items of a request, checked; those without an id have an empty one. In portions.
 
     A reference is left as it is: the store resolves it.
     """
     if isinstance(given, str):
         return [_message("", "user", [{"type": "input_text", "text": given}])]
-    return [_read(each, f"{field}[{place}]") for place, each in enumerate(given)]
+    items = []
+    for place, each in enumerate(given):
+        items.append(_read(each, f"{field}[{place}]"))
+        if place % PORTION == PORTION - 1:
+            yield
+    return items
 
 
 def with_ids(items: Iterable[Item], key: str) -> list[Item]:

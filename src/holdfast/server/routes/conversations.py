@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.engine.portions import in_turns
 from holdfast.server.http.answers import json_answer
 from holdfast.server.http.bodies import brings_body
 from holdfast.server.http.problems import bad_field
@@ -46,7 +47,8 @@ class ConversationItemsBody(msgspec.Struct, kw_only=True):
 async def create(request: Request) -> Response:
     _, conversations = responses_of(request)
     body = await body_of(request, ConversationBody) if brings_body(request) else ConversationBody()
-    items, metadata = read_items(body.items or [], "items"), checked_metadata(body.metadata)
+    items = await in_turns(read_items(body.items or [], "items"))
+    metadata = checked_metadata(body.metadata)
     return json_answer(await conversations.create(caller_of(request), items, metadata))
 
 
@@ -81,7 +83,7 @@ async def delete(request: Request, conversation_id: str) -> Response:
 async def add_items(request: Request, conversation_id: str) -> Response:
     _, conversations = responses_of(request)
     body = await body_of(request, ConversationItemsBody)
-    items = read_items(body.items, "items")
+    items = await in_turns(read_items(body.items, "items"))
     if not items:
         raise bad_field("items", "must hold at least one item")
     added = await conversations.add(await conversations.find(caller_of(request), conversation_id), items)

@@ -15,6 +15,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.engine.portions import in_turns
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.text.chat_template import PromptEnd
 from holdfast.server.dialects.tables import MESSAGES
@@ -58,7 +59,7 @@ async def create(request: Request) -> Response:
     service, caller = service_of(request), caller_of(request)
     with _too_long():
         body = await body_of(request, MESSAGES_BODY.read)
-        conversation = _conversation(service, body)
+        conversation = await _conversation(service, body)
         sampling = MESSAGES.sampling.read(body)
         if sampling.max_tokens is None:
             raise bad_field("max_tokens", "this field is required")
@@ -88,20 +89,20 @@ async def count_tokens(request: Request) -> Response:
     service, caller = service_of(request), caller_of(request)
     with _too_long():
         body = await body_of(request, COUNT_BODY.read)
-        conversation = _conversation(service, body)
+        conversation = await _conversation(service, body)
         asked = _asked(body, conversation, Sampling(), "count")
         with _told(conversation), told_as(asked.fields):
             written = await TurnWriter(service.prompts, service.facts).write(asked, None, caller.tenant)
     return json_answer({"input_tokens": len(written.tokens)})
 
 
-def _conversation(service: Service, body: CountBody) -> Conversation:
+async def _conversation(service: Service, body: CountBody) -> Conversation:
     """The checked conversation of a request."""
     require_model(service, body.model)
     body.check()
     if not service.prompts.chats:
         raise bad_field("messages", "this model has no chat template; use /v1/completions")
-    return read_conversation(body.system, body.messages)
+    return await in_turns(read_conversation(body.system, body.messages))
 
 
 def _asked(body: CountBody, conversation: Conversation, sampling: Sampling, name: str) -> TurnAsked:

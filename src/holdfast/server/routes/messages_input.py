@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from holdfast.engine.portions import Portions
 from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.limits import MESSAGES_MAX
 
@@ -30,6 +31,9 @@ __all__ = [
     "read_conversation",
     "sealed",
 ]
+
+PORTION = 64
+"""Messages in one portion."""
 
 SIGNATURE = "holdfast"
 """The signature of thinking whose text is shown; clients send it back, and nothing is checked by it."""
@@ -148,8 +152,10 @@ class Conversation:
         return named.replace(".function.parameters", ".input_schema").replace(".function.name", ".name")
 
 
-def read_conversation(system: str | list[SystemBlock] | None, messages: Sequence[Message]) -> Conversation:
-    """The conversation of a request; raises the problem with it."""
+def read_conversation(
+    system: str | list[SystemBlock] | None, messages: Sequence[Message]
+) -> Portions[Conversation]:
+    """The conversation of a request; raises the problem with it. In portions."""
     if not messages:
         raise bad_field("messages", "must hold at least one message", "empty_turn")
     if len(messages) > MESSAGES_MAX:
@@ -158,6 +164,8 @@ def read_conversation(system: str | list[SystemBlock] | None, messages: Sequence
     instructions = _system_text(system, "system")
     for number, message in enumerate(messages):
         place = f"messages[{number}]"
+        if number % PORTION == PORTION - 1:
+            yield
         if message.role == "user":
             _add_user(made, message, place)
         elif message.role == "assistant":

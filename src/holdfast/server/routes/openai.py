@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.engine.chat_sampling import chat_defaults
+from holdfast.engine.portions import in_turns
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.text.chat_template import PromptEnd
 from holdfast.server.dialects.requests import make_body, refuse_unbuilt
@@ -162,7 +163,7 @@ async def chat(request: Request) -> Response:
     sampling = CHAT.sampling.read(body)
     _require_one_choice(body, sampling)
     _require_whole(body, sampling)
-    messages, options = plain_messages(body.messages), CHAT.turn.read(body)
+    messages, options = await in_turns(plain_messages(body.messages)), CHAT.turn.read(body)
     asked = TurnAsked(
         Input(messages=messages, prompt_end=_prompt_end(messages, options)),
         sampling,

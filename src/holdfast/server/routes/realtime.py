@@ -23,6 +23,7 @@ from fastapi import APIRouter
 from starlette.types import Message
 from starlette.websockets import WebSocket
 
+from holdfast.engine.portions import finish
 from holdfast.server import limits
 from holdfast.server.dialects.tables import REALTIME
 from holdfast.server.http.body_writer import frames_of
@@ -187,7 +188,7 @@ class Conversation:
         """Have what was appended computed ahead."""
         said = pending.said()
         if said:
-            self.service.listening.hear(channel.record(), read_input(said))
+            self.service.listening.hear(channel.record(), finish(read_input(said)))
         else:
             self._take_back(channel)
 
@@ -267,7 +268,7 @@ class Conversation:
         said = pending.said()
         if not said:
             raise Problem(400, "empty_turn", "the turn has no input: append some first", "input")
-        asked = ask_turn(REALTIME, message, said)
+        asked = finish(ask_turn(REALTIME, message, said))
         self.service.check_turn(asked)
         if message.keep_tokens is not None and message.mode != "steer":
             raise bad_field("keep_tokens", "needs the mode steer")

@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.engine.portions import in_turns
 from holdfast.server.http.answers import FeedAnswer, Pieces, StreamAnswer, TurnAnswer, json_answer
 from holdfast.server.http.bodies import brings_body
 from holdfast.server.http.body_writer import BodyWriter
@@ -119,7 +120,7 @@ def error_event(problem: Problem) -> Event:
 async def create(request: Request) -> Response:
     service, caller = service_of(request), caller_of(request)
     body = await body_of(request, RESPONSE_BODY.read)
-    creation = creation_of(service, body)
+    creation = await in_turns(creation_of(service, body))
     if creation.prewarms or (not creation.stored and creation.conversation is None):
         store, _ = responses_of(request)
         return _unstored(service, creation, *await store.start_unstored(caller, creation))

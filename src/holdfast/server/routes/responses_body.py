@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from holdfast.engine.portions import Portions
 from holdfast.server.dialects.answer_options import Effort
 from holdfast.server.dialects.requests import make_body, refuse_unbuilt
 from holdfast.server.dialects.tables import RESPONSES
@@ -82,8 +83,8 @@ RESPONSE_BODY = make_body(
 )
 
 
-def creation_of(service: Service, body: ResponseBody) -> Creation:
-    """What a body asks for; raises the problem with it."""
+def creation_of(service: Service, body: ResponseBody) -> Portions[Creation]:
+    """What a body asks for; raises the problem with it. In portions."""
     require_model(service, body.model)
     refuse_unbuilt(body)
     if not service.prompts.chats:
@@ -106,7 +107,7 @@ def creation_of(service: Service, body: ResponseBody) -> Creation:
     prewarms = _prewarms(body)
     given = body.input if body.input is not None else []
     return Creation(
-        read_items(given),
+        (yield from read_items(given)),
         body.instructions,
         tools,
         replace(sampling, max_tokens=0) if prewarms else sampling,

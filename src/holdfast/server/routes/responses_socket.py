@@ -24,6 +24,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from holdfast.engine.portions import finish, in_turns
 from holdfast.server.http.bodies import decode_large
 from holdfast.server.http.body_writer import FrameWriter, frames_of
 from holdfast.server.http.keys import Caller
@@ -177,7 +178,7 @@ class Socket:
                     raise bad_field("background", "is not supported over a WebSocket", "unsupported")
                 if len(self._tasks) >= WAITING_MAX:
                     raise Problem(429, "queue_full", f"{WAITING_MAX} requests of this connection wait")
-                self._spawn(self._create(creation_of(self._service, body), lane))
+                self._spawn(self._create(await in_turns(creation_of(self._service, body)), lane))
             elif envelope.type == "response.steer":
                 await self._steer(await decode_large(content, SteerMessage, reading))
             else:
@@ -291,7 +292,7 @@ class Socket:
             await self._refuse(message, "too_many_pending_steers", "too much input waits", active.lane)
             return
         try:
-            items = read_items(given)
+            items = finish(read_items(given))
             if not items or any(item["type"] != "message" or item["role"] != "user" for item in items):
                 raise bad_field("input", "must be text, or messages of the role user")
         except Problem as problem:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from holdfast.core.retention import PRIORITY_MAX
 from holdfast.core.turn import KEEP_ALL
+from holdfast.engine.portions import Portions, in_turns
 from holdfast.server.dialects.requests import make_body
 from holdfast.server.dialects.tables import SESSIONS, Dialect
 from holdfast.server.http.answers import FeedAnswer, TurnAnswer, json_answer
@@ -310,7 +311,8 @@ async def compact(request: Request, session_id: str) -> Response:
         raise bad_field("text", "give either text or messages")
     if body.text == "":
         raise bad_field("text", "must not be empty", "empty_turn")
-    said = Input(text=body.text) if body.messages is None else Input(messages=plain_messages(body.messages))
+    messages = None if body.messages is None else await in_turns(plain_messages(body.messages))
+    said = Input(text=body.text) if messages is None else Input(messages=messages)
     request_id = _given_name(body.request_id, "request_id")
     left = await service.sessions.compact(record, (body.from_turn, body.to_turn), said, request_id)
     return json_answer({**await service.sessions.describe(record), "recomputed_tokens": left})
@@ -356,7 +358,7 @@ async def take_turn(request: Request, session_id: str) -> Response:
     if given is None and not (given := service.listening.take(record, name)):
         raise bad_field("input", "give the input of the turn, or send it to /input before", "empty_turn")
     steers = _steered_tokens(body.mode, body.keep_tokens)
-    asked = replace(ask_turn(SESSIONS, body, given), name=name, steers=steers)
+    asked = replace(await in_turns(ask_turn(SESSIONS, body, given)), name=name, steers=steers)
     feed = await service.start_turn(record, asked, client_of(request.scope))
 
     def leave() -> None:
@@ -374,13 +376,15 @@ class AsksTurn(Protocol):
     sampling: SamplingBody
 
 
-def ask_turn(dialect: Dialect, body: AsksTurn, given: str | list[int | SessionMessage]) -> TurnAsked:
-    """A turn as the service takes it; `given` is its input."""
+def ask_turn(
+    dialect: Dialect, body: AsksTurn, given: str | list[int | SessionMessage]
+) -> Portions[TurnAsked]:
+    """A turn as the service takes it; `given` is its input. In portions."""
     assert isinstance(body, msgspec.Struct), "requests are structs"
     answer = dialect.answer.read(body)
     content = (given, body.sampling) if answer == PLAIN_ANSWER else (given, body.sampling, answer)
     return TurnAsked(
-        read_input(given),
+        (yield from read_input(given)),
         dialect.sampling.read(body.sampling),
         _given_name(body.turn_id, "turn_id") or new_name("t"),
         dialect.turn.read(body),
@@ -390,8 +394,8 @@ def ask_turn(dialect: Dialect, body: AsksTurn, given: str | list[int | SessionMe
     )
 
 
-def read_input(given: str | list[int | SessionMessage]) -> Input:
-    """The input of a turn; raises the problem with it."""
+def read_input(given: str | list[int | SessionMessage]) -> Portions[Input]:
+    """The input of a turn; raises the problem with it. In portions."""
     if isinstance(given, str):
         if not given:
             raise bad_field("input", "must not be empty", "empty_turn")
@@ -402,7 +406,7 @@ def read_input(given: str | list[int | SessionMessage]) -> Input:
         raise bad_field("input", "must be all token ids or all messages")
     if tokens:
         return Input(tokens=tokens)
-    return Input(messages=plain_messages(messages, "input"))
+    return Input(messages=(yield from plain_messages(messages, "input")))
 
 
 async def _whole(name: str, feed: TurnFeed) -> Response:

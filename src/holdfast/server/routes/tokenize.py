@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.engine.portions import in_turns
 from holdfast.server.dialects.requests import make_body, refuse_unbuilt
 from holdfast.server.http.answers import json_answer
 from holdfast.server.http.problems import bad_field, told_as
@@ -56,7 +57,7 @@ async def tokenize(request: Request) -> Response:
     asks = jobs.Asks(tools=body.tools or [], template_kwargs=body.chat_template_kwargs or {})
     if body.messages is not None:
         with told_as({"input": "messages"}):
-            plain = plain_messages(body.messages)
+            plain = await in_turns(plain_messages(body.messages))
             job = jobs.Chat(plain, None, first=True, asks=asks)
             tokens = (await service.prompts.chat(job, tenant)).tokens
     else:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from holdfast.engine.portions import in_turns
 from holdfast.server import limits
 from holdfast.server.http.bodies import Reading, parse_large
 from holdfast.server.http.problems import Problem
@@ -218,7 +219,7 @@ async def read_event(text: str, reading: Reading) -> ClientEvent:
     try:
         content = text.encode("utf-8", "surrogatepass")
         event = cast(ClientEvent, await parse_large(content, DECODED, reading))
-        limits.check(event, reading.room)
+        await in_turns(limits.checking(event, reading.room))
     except Problem as problem:
         raise misunderstood(text, problem) from None
     return event
