@@ -254,6 +254,10 @@ class EngineCommands:
             loop_seconds=dict(self.loop.times.seconds),
             graphs=None if graphs is None else (graphs.captured, graphs.total),
             drafts=draft_gauges(self.loop.drafts),
+            leased={
+                component.name.lower(): registry.tree.forest.leased[component]
+                for component in registry.ledger.layout.components
+            },
         )
 
     # --- questions --------------------------------------------------------------------------------

@@ -573,9 +573,9 @@ class Pulse(msgspec.Struct, tag="pulse", frozen=True):
     loop_seconds: dict[str, float] = {}
     draining: bool = False
     """Whether the engine ends, and takes nothing new."""
-    graphs: tuple[int, int] | None = None
-    """CUDA graphs that are captured, and that there are to be; None without graphs."""
+    graphs: tuple[int, int] | None = None  # CUDA graphs that are captured, and that there are to be.
     drafts: dict[str, int] = {}  # Gauges of the draft model, by the name of their metric.
+    leased: dict[str, int] = {}  # Units of the prefix tree that leases keep, by component.
 
 
 Report = Progress | Ready | Unable | Done | Declined | Step | Pulse | Welcome | Elsewhere
