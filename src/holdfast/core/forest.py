@@ -62,16 +62,16 @@ class Forest:
             self.leased[Component.FULL] += pages_of(locked.full)
             locked = locked.parent
 
-    def unlock(self, node: Node) -> None:
-        """One lease fewer ends at a node."""
-        node.leases -= 1
+    def unlock(self, node: Node, leases: int = 1) -> None:
+        """So many leases fewer end at a node."""
+        node.leases -= leases
+        node.locks -= leases
         locked: Node | None = node
-        while locked is not None:
-            locked.locks -= 1
-            if locked.locks:
-                return
+        while locked is not None and not locked.locks:
             self.leased[Component.FULL] -= pages_of(locked.full)
             locked = locked.parent
+            if locked is not None:
+                locked.locks -= 1
 
     def split(self, node: Node, tokens: int) -> Node:
         """Cut a node after its first `tokens` tokens. The new node is the upper part, and is returned."""

@@ -288,7 +288,7 @@ class PrefixTree:
         for hold in taken.holds():
             hold.fence(node.fence)
         self.forest.lock(parent)
-        self.forest.unlock(node)
+        self.forest.unlock(node, node.leases)
         if node.window_leases:
             self.forest.leased[Component.WINDOW] -= pages_of(node.window)
         node.full = node.window = None

@@ -104,6 +104,8 @@ class EngineCommands:
                 self._ask(command)
             case wire.Configure() | wire.Stop() | wire.Greeting() | wire.Beat():
                 raise AssertionError("the worker handles these itself")
+            case wire.FetchMissed() | wire.Missed():
+                raise AssertionError("these pass between API processes")
 
     def _reply(self, call: int) -> CallReply:
         return CallReply(self._outbox, self.loop, call)
