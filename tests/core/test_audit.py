@@ -176,6 +176,7 @@ def lock_a_state_past_the_end(world):
     lease.shorten(0)
     assert node.state is not None and lease.record.state_node is None
     lease.record.state_node = node
+    world.tree.forest.leased[STATE] += not node.state_leases
     node.state_leases += 1
 
 
@@ -371,6 +372,20 @@ def test_a_wrong_count_of_states_in_the_tree_is_set_right() -> None:
     (finding,) = world.census()
     assert (finding.kind, finding.healed, world.tree.forest.states) == ("counter", "recounted", counted)
     assert f"{counted + 2} states counted in the tree, {counted} there" in finding.detail
+    world.check()
+
+
+@pytest.mark.parametrize("component", Component)
+def test_a_wrong_count_of_leased_units_is_set_right(component: Component) -> None:
+    world = busy_world()
+    forest, node = world.tree.forest, leased_node(world, "rest")
+    counted, locks = list(forest.leased), node.locks
+    forest.leased[component] += 2
+    node.locks += 3
+    (finding,) = world.census()
+    assert (finding.kind, finding.healed) == ("counter", "recounted")
+    assert (forest.leased, node.locks) == (counted, locks)
+    assert f"units counted as leased, {counted} are" in finding.detail
     world.check()
 
 

@@ -282,3 +282,69 @@ def test_the_window_of_a_lease_whose_path_is_withdrawn_begins_inside_it() -> Non
         hold.release()
     assert (lease.pages, lease.window_first) == (0, 0)
     grove.finish()
+
+
+def leased(grove: Grove) -> tuple[int, ...]:
+    """Units that leases keep; eviction of all that it may take must leave just these."""
+    before = tuple(grove.tree.forest.leased[component] for component in grove.layout.components)
+    grove.tree.flush()
+    assert before == tuple(grove.in_tree(component) for component in grove.layout.components)
+    return before
+
+
+def test_pages_that_several_leases_keep_count_once() -> None:
+    grove = Grove("window", window=4)
+    first, second = grove.insert(A + B + C), grove.insert(A + B + A)
+    assert leased(grove) == (4, 4), "two pages in common, and one of each"
+    grove.release(second)
+    assert leased(grove) == (3, 3)
+    first.raise_window(2)
+    assert leased(grove) == (3, 1)
+    third = grove.lease(A + B, name="third")
+    assert third.length == 0, "the window is gone there"
+    assert leased(grove) == (3, 1)
+    first.shorten(8)
+    assert leased(grove) == (2, 0)
+    grove.release(first)
+    assert leased(grove) == (0, 0)
+    grove.finish()
+
+
+def test_a_run_that_is_split_counts_as_before_but_for_window_pages_that_nobody_keeps_any_more() -> None:
+    grove = Grove("window", window=4)
+    grove.add(A + B + C)
+    last = grove.lease(A + B + C)
+    assert leased(grove) == (3, 3), "a run gives its window pages up as one"
+    other = grove.insert(A + A)
+    assert leased(grove) == (4, 4), "the other alone keeps the window page of page 0"
+    grove.release(other)
+    assert leased(grove) == (3, 2)
+    grove.release(last)
+    assert leased(grove) == (0, 0)
+    grove.finish()
+
+
+def test_a_state_counts_as_leased_until_the_last_lease_lets_it_go() -> None:
+    grove = Grove("hybrid")
+    grove.add(A, state=True)
+    leases = [grove.lease(A), grove.lease(A)]
+    assert leased(grove) == (1, 1)
+    leases[0].unlock_state()
+    assert leased(grove) == (1, 1)
+    leases[1].unlock_state()
+    assert leased(grove) == (1, 0)
+    grove.finish()
+
+
+def test_what_a_session_takes_out_of_the_tree_is_not_leased_any_more() -> None:
+    grove = Grove("full+window+state", window=100)
+    lease = grove.insert(A)
+    again = grove.insert(A + B, state=True)
+    grove.release(again)
+    held = grove.lease(A + B)
+    assert leased(grove) == (2, 2, 1)
+    for hold in grove.tree.withdraw(held).holds():
+        hold.release()
+    assert leased(grove) == (1, 1, 0)
+    grove.release(lease)
+    grove.finish()

@@ -111,7 +111,7 @@ def without(statement: Statement) -> str | None:
 
 
 def test_a_removal_is_noticed_in_its_fork_alone() -> None:
-    lock = find("lease_table.py", "LeaseTable.open", "node.leases += 1")
+    lock = find("lease_table.py", "LeaseTable.open", "self.forest.lock(node)")
     step = find("hold.py", "Leak.__init__", "self.step = step")
     works = [(statement, partial(without, statement)) for statement in (lock, step)]
     found = dict(in_forks(works, jobs=1, cpu_seconds=lambda _: 60))

@@ -268,6 +268,11 @@ class TreeMachine(RuleBasedStateMachine):
             any(root == other and path == long[: len(path)] for other, long in paths)
             for root, path in self.model.there
         )
+        tails = {reader.lease.tail for reader in self.readers if reader.lease.tail is not None}
+        for component in self.layout.components:
+            pool = self.ledger.pool(component)
+            of_tails = sum(hold.pool is pool for tail in tails for hold in tail.holds())
+            assert pool.by_kind[Kind.TREE] == self.tree.forest.leased[component] + of_tails
 
     # --- what always holds ------------------------------------------------------------------------
 

@@ -7,8 +7,9 @@ from typing import Any, cast
 import pytest
 
 from holdfast.server.link import wire
-from holdfast.server.routes import realtime_channel
-from holdfast.server.routes.realtime_channel import Channel, Channels
+from holdfast.server.routes import realtime_channels
+from holdfast.server.routes.realtime_channel import Channel
+from holdfast.server.routes.realtime_channels import Channels
 from holdfast.server.routes.realtime_outbox import BYTES_LOW, Outbox
 from holdfast.server.seeds import Seeds
 from holdfast.server.service import Service
@@ -29,8 +30,8 @@ def made(channels: Channels, name: str) -> tuple[Channel, Outbox]:
 
 @pytest.fixture
 def few_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(realtime_channel, "DETACHED_MAX", KEPT)
-    monkeypatch.setattr(realtime_channel, "TRIM_SECONDS", 0.01)
+    monkeypatch.setattr(realtime_channels, "DETACHED_MAX", KEPT)
+    monkeypatch.setattr(realtime_channels, "TRIM_SECONDS", 0.01)
 
 
 def new_channels() -> Channels:

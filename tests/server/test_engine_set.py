@@ -89,9 +89,15 @@ def test_a_directory_asks_for_what_it_does_not_know() -> None:
 
 
 def test_pulses_add_up() -> None:
-    both = joined_pulse([pulse(10, sessions=2, graphs=(1, 2)), pulse(5, used=4, sessions=1, draining=True)])
+    both = joined_pulse(
+        [
+            pulse(10, sessions=2, graphs=(1, 2), leased={"full": 2}),
+            pulse(5, used=4, sessions=1, draining=True, leased={"full": 1}),
+        ]
+    )
     assert both is not None
     assert (both.sessions, both.counters, both.graphs, both.draining) == (3, {"spills": 2}, (1, 2), False)
+    assert both.leased == {"full": 3}
     assert ("full", "device", "FREE", 15) in both.holders and ("full", "device", "SESSION", 4) in both.holders
     assert joined_pulse([]) is None
 

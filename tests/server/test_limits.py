@@ -26,6 +26,7 @@ from holdfast.server.responses import conversations, running, store
 from holdfast.server.routes import (
     live,
     realtime_channel,
+    realtime_channels,
     realtime_messages,
     realtime_outbox,
     responses,
@@ -403,8 +404,8 @@ SHOWN: dict[str, tuple[str, ...]] = {
     ),
     "messages kept for a realtime client that comes back": (
         f"{realtime_channel.REPLAY_BYTES_MAX >> 10} KiB",
-        f"{realtime_channel.REPLAY_SECONDS:.0f} s",
-        count(realtime_channel.DETACHED_MAX),
+        f"{realtime_channels.REPLAY_SECONDS:.0f} s",
+        count(realtime_channels.DETACHED_MAX),
     ),
     "sessions in one page of `GET /v1/sessions`": (f"{sessions.PAGE},", count(sessions.PAGE_MAX)),
     "items in one page of a response or conversation": (f"{responses.PAGE},", count(responses.PAGE_MAX)),

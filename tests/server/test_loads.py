@@ -35,9 +35,12 @@ def test_the_fullest_pool_is_that_of_the_device_with_the_smallest_free_share() -
     assert room(PULSE, 0) == 1
 
 
-def test_what_the_prefix_tree_keeps_counts_as_free() -> None:
+def test_what_the_prefix_tree_could_give_up_counts_as_free() -> None:
     full = replace(PULSE, holders=[each for each in PULSE.holders if each[0] == "full"])
     assert fullest_pool(full) == Fullest(75, 100)
+    leased = replace(full, leased={"full": 20, "window": 3})
+    assert fullest_pool(leased) == Fullest(55, 100)
+    assert load_of(7, leased).used == 45 and room(leased, 0) == 55
 
 
 def test_an_engine_without_device_pools_is_neither_short_of_memory_nor_takes_sessions() -> None:

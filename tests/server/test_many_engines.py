@@ -1,5 +1,6 @@
 """Engines apart from API processes: any API process serves any session, and reports are of all engines."""
 
+import signal
 import threading
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from tests.preloaded import commands
 from tests.server.apart import SMALL, Apart, until
 from tests.server.serving import Server
-from tests.server.talking import Talk
+from tests.server.talking import LONG, Talk
 
 
 @pytest.fixture
@@ -162,11 +163,88 @@ def test_a_realtime_session_goes_on_through_another_api_process(four: tuple[Serv
         before = talk.last_seq()
     with Talk(there) as talk:
         back = talk.open("voice", resume_after_seq=before)
-        assert back["resumed"] is False, "missed messages are with the API process that sent them"
-        assert back["seq"] >= before and back["turns"] == 1
+        assert (back["resumed"], back["seq"], back["turns"]) == (True, before, 1)
         assert talk.turn("two")["turns"] == 2
-        assert talk.last_seq() > before
+        assert [message["seq"] for message in talk.heard[1:]] == list(range(before + 1, talk.last_seq() + 1))
     assert opened["id"] == back["id"] == "voice"
+    there.check_clean()
+
+
+def test_a_realtime_client_hears_what_it_missed_through_another_api_process(
+    four: tuple[Server, Server],
+) -> None:
+    here, there = four
+    talk = Talk(here)
+    talk.open("voice")
+    talk.turn("before", turn_id="zero")
+    talk.commit("la ", turn_id="one", sampling=LONG)
+    talk.hear("response.delta")
+    last = talk.last_seq()
+    talk.drop()
+    with Talk(there) as again:
+        opened = again.open("voice", resume_after_seq=last)
+        assert (opened["resumed"], opened["seq"], opened["turns"]) == (True, last, 1)
+        done = again.hear("response.done")
+        assert (done["turn_id"], done["finish_reason"]) == ("one", "abort")
+        assert [m["seq"] for m in again.heard[1:]] == list(range(last + 1, last + len(again.heard)))
+        assert again.turn("after")["text"] == "after"
+        last = again.last_seq()
+    with Talk(here) as back:
+        assert back.open("voice", resume_after_seq=0)["resumed"] is True, "it is handed back with all of it"
+        first = back.hear("response.done")
+        assert (first["turn_id"], first["text"]) == ("zero", "before")
+        while back.last_seq() < last:
+            back.hear("response.done")
+        assert [message["seq"] for message in back.heard[1:]] == list(range(1, last + 1))
+    for server in four:
+        server.check_clean()
+
+
+def test_a_second_connection_takes_a_session_over_from_another_api_process(
+    four: tuple[Server, Server],
+) -> None:
+    here, there = four
+    with Talk(here) as talk, Talk(there) as other:
+        talk.open("voice")
+        talk.commit("la ", turn_id="one", sampling=LONG)
+        talk.hear("response.delta")
+        other.open("voice")
+        assert talk.closed_with() == 1008
+        assert other.turn("mine")["text"] == "mine"
+        assert other.heard[-1]["turns"] == 1, "the turn of the first connection was rolled back"
+    there.check_clean()
+
+
+def test_an_api_process_that_died_keeps_nobody_waiting_for_its_messages(four: tuple[Server, Server]) -> None:
+    here, there = four
+    with Talk(here) as talk:
+        talk.open("voice")
+        talk.turn("one")
+        before = talk.last_seq()
+        here.process.kill()
+        here.process.wait()
+    with Talk(there) as talk:
+        back = talk.open("voice", resume_after_seq=before)
+        assert (back["resumed"], back["turns"]) == (False, 1)
+        assert talk.turn("two")["seq"] > before
+
+
+def test_who_comes_to_a_stopped_api_processs_neighbour_waits_a_moment_and_goes_on(
+    four: tuple[Server, Server],
+) -> None:
+    here, there = four
+    with Talk(here) as talk:
+        talk.open("voice")
+        talk.turn("one")
+        before = talk.last_seq()
+    here.process.send_signal(signal.SIGSTOP)
+    try:
+        with Talk(there) as talk:
+            back = talk.open("voice", resume_after_seq=before)
+            assert (back["resumed"], back["turns"]) == (False, 1)
+            assert talk.turn("two")["seq"] > before
+    finally:
+        here.process.send_signal(signal.SIGCONT)
     there.check_clean()
 
 

@@ -19,6 +19,7 @@ from holdfast.core.turn import KEEP_ALL
 from holdfast.server.dialects.wire_fields import SamplingFields
 from holdfast.server.link import wire
 from holdfast.server.link.frames import Frames, framed
+from holdfast.server.link.missed_messages import TICKS_MAX, MissedMessages
 from holdfast.server.link.peers import STRANGERS_MAX, Peers
 from holdfast.server.link.refusal_log import LINES_MAX, WHILE_SECONDS, RefusalLog
 from holdfast.server.link.tls import MAKE, KeysNotMade, client_context, server_context, write_keys
@@ -379,3 +380,56 @@ def test_another_engine_hears_only_answers(peers: Peers, keys: Path) -> None:
     assert isinstance(abandoned, wire.Portion)
     assert (abandoned.stage, abandoned.content) == (other.number(1), b"")
     client.close()
+
+
+def test_missed_messages_are_asked_of_all_others_and_the_first_that_has_some_answers(
+    peers: Peers, keys: Path
+) -> None:
+    asker, first, second = (joined(peers, keys, calls) for calls in (5, 6, 7))
+    other = joined(peers, keys, 8, engine=True)
+    call = asker.number(1)
+    asker.say(wire.FetchMissed(call, "ann/s"))
+    asked = [client.hear() for client in (first, second)]
+    assert asked == [wire.GiveMissed(call, "ann/s")] * 2
+    first.say(wire.Missed(call))
+    second.say(wire.Missed(call, 4, [(3, "three"), (4, "four")]))
+    assert asker.hear() == wire.Done(call, answer=[4, [[3, "three"], [4, "four"]]])
+    first.say(wire.Missed(call, 9, [(9, "late")]))
+    assert asker.heard() == [] and first.heard() == []
+    for client in (asker, first, second, other):
+        client.close()
+
+
+def test_missed_messages_of_nobody_are_none(peers: Peers, keys: Path) -> None:
+    asker = joined(peers, keys, 5)
+    asker.say(wire.FetchMissed(asker.number(1), "ann/s"))
+    assert asker.hear() == wire.Done(asker.number(1)), "there is no other API process"
+    other, gone = joined(peers, keys, 6), joined(peers, keys, 7)
+    asker.say(wire.FetchMissed(asker.number(2), "ann/s"))
+    other.say(wire.Missed(asker.number(2)))
+    assert asker.heard() == [], "one more may have some"
+    gone.close()
+    commands(peers, 0)
+    assert asker.hear() == wire.Done(asker.number(2))
+    asker.close()
+    other.close()
+
+
+def test_a_question_for_missed_messages_with_anothers_number_is_refused(peers: Peers, keys: Path) -> None:
+    asker, other = joined(peers, keys, 5), joined(peers, keys, 6)
+    asker.say(wire.FetchMissed(other.number(1), "ann/s"))
+    commands(peers, 0)
+    assert [peer.calls for peer in peers.members] == [6]
+    assert other.heard() == []
+    other.close()
+
+
+def test_nobody_waits_for_long_for_missed_messages() -> None:
+    missed, call = MissedMessages(), 5 << wire.CALL_BITS
+    assert missed.ask(call, [6, 7]) == []
+    assert missed.hear(6, wire.Missed(call)) == []
+    assert missed.hear(6, wire.Missed(call)) == [], "an answer counts once"
+    assert [missed.tick() for _ in range(TICKS_MAX + 1)] == [[]] * TICKS_MAX + [[wire.Done(call)]]
+    assert missed.hear(7, wire.Missed(call, 3, [])) == [], "too late"
+    assert missed.ask(call, [6]) == []
+    assert missed.gone(5) == [] == missed.gone(6), "the one that asked is gone"

@@ -12,7 +12,7 @@ import pytest
 from holdfast.server.dialects.wire_fields import SamplingFields
 from holdfast.server.http.problems import Problem
 from holdfast.server.link import remote_engine, wire
-from holdfast.server.link.engine_client import TurnFeed
+from holdfast.server.link.engine_client import GiveUp, TurnFeed
 from holdfast.server.link.engine_set import EngineSet
 from holdfast.server.link.frames import framed
 from holdfast.server.link.tls import client_context, server_context, write_keys
@@ -42,6 +42,9 @@ class Observer:
 
     def session_stored(self, stored: wire.StoredSession) -> None:
         self.stored.append(stored.view.name)
+
+    def session_taken_up(self, session: str, give: GiveUp, /) -> None:
+        """Not counted."""
 
     def turn_ended(self, feed: TurnFeed) -> None:
         self.ended.append(feed)

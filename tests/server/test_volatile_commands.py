@@ -84,6 +84,22 @@ def test_what_is_not_there_is_refused_and_changes_nothing(commands: EngineComman
     assert commands.loop.session_log.sessions == {} and commands.pulse().sessions == 0
 
 
+def test_a_heartbeat_tells_which_pages_of_the_tree_are_leased(commands: EngineCommands) -> None:
+    def in_tree() -> dict[str, int]:
+        held = [each for each in commands.pulse().holders if each[1:3] == ("device", "TREE")]
+        return {component: units for component, _, _, units in held}
+
+    follow(commands, 2, "x" * 300, session="ann~3")
+    quiet(commands)
+    leased = commands.pulse().leased
+    pages = next(iter(leased))
+    assert leased.keys() == in_tree().keys() and in_tree()[pages] >= leased[pages] > 0
+    commands.receive(wire.CloseSession(3, "ann~3"))
+    quiet(commands)
+    assert commands.pulse().leased[pages] < leased[pages], "nobody needs them now"
+    assert in_tree()[pages] >= leased[pages], "and the tree still has them"
+
+
 def test_a_fork_leaves_its_parent_as_it_is(commands: EngineCommands) -> None:
     follow(commands, 2, "abc", session=CHILD, parent=NAME, known=15, keep=15)
     follow(commands, 3, "xyz", known=20, keep=20)

@@ -1,8 +1,8 @@
 """The nodes of the prefix tree: one root for each tenant, and the ways in which nodes are split and removed.
 
 `version` grows with every change of shape or content, so that a look-up knows whether it is out of date;
-`tick` orders uses. `states` counts the state slots that nodes and tails hold. Used by the prefix tree and its
-lease table alone.
+`tick` orders uses. `states` counts the state slots that nodes and tails hold, `leased` the units of nodes, by
+component, that leases keep from eviction. Used by the prefix tree and its lease table alone.
 """
 
 from __future__ import annotations
@@ -12,14 +12,24 @@ from collections.abc import Iterator
 from holdfast.core.eviction import Candidates
 from holdfast.core.layout import Component
 from holdfast.core.ledger import Grant, Kind, Ledger
-from holdfast.core.node import Node, Tail
+from holdfast.core.node import Node, Tail, pages_of
 from holdfast.core.tokens import TOKEN_BYTES
 
 
 class Forest:
     """All nodes of all tenants."""
 
-    __slots__ = ("candidates", "layout", "ledger", "page_bytes", "roots", "states", "tick", "version")
+    __slots__ = (
+        "candidates",
+        "layout",
+        "leased",
+        "ledger",
+        "page_bytes",
+        "roots",
+        "states",
+        "tick",
+        "version",
+    )
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -27,6 +37,7 @@ class Forest:
         self.page_bytes = ledger.layout.page_size * TOKEN_BYTES
         self.candidates = Candidates(ledger.layout.components)
         self.roots: dict[str, Node] = {}
+        self.leased = [0] * len(Component)
         self.states = 0
         self.tick = 0
         self.version = 0
@@ -39,6 +50,28 @@ class Forest:
             holder = self.ledger.holder(Kind.TREE, root_key, root_key)
             root = self.roots[root_key] = Node(None, b"", 0, holder)
         return root
+
+    def lock(self, node: Node) -> None:
+        """One more lease ends at a node. Full pages count as leased from the first lock on their node on."""
+        node.leases += 1
+        locked: Node | None = node
+        while locked is not None:
+            locked.locks += 1
+            if locked.locks > 1:
+                return
+            self.leased[Component.FULL] += pages_of(locked.full)
+            locked = locked.parent
+
+    def unlock(self, node: Node, leases: int = 1) -> None:
+        """So many leases fewer end at a node."""
+        node.leases -= leases
+        node.locks -= leases
+        locked: Node | None = node
+        while locked is not None and not locked.locks:
+            self.leased[Component.FULL] -= pages_of(locked.full)
+            locked = locked.parent
+            if locked is not None:
+                locked.locks -= 1
 
     def split(self, node: Node, tokens: int) -> Node:
         """Cut a node after its first `tokens` tokens. The new node is the upper part, and is returned."""
@@ -59,7 +92,10 @@ class Forest:
         if node.window is not None and node.window_first < boundary:
             upper.window = node.window.split_front(boundary - node.window_first)
             upper.window_first, node.window_first = node.window_first, boundary
+        upper.locks = int(node.locks > 0)
         upper.window_leases = {record for record in node.window_leases if record.window_first < boundary}
+        if node.window_leases and not upper.window_leases:
+            self.leased[Component.WINDOW] -= pages_of(upper.window)
         upper.used, upper.rank, upper.fence = node.used, node.rank, node.fence
         self.candidates.offer(Component.WINDOW, upper)
         return upper

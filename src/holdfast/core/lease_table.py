@@ -10,7 +10,7 @@ from holdfast.core.forest import Forest
 from holdfast.core.layout import Component, MemoryLayout
 from holdfast.core.lease import DeadLease, Lease, LeaseRecord, LockLeak
 from holdfast.core.ledger import Ledger, Site
-from holdfast.core.node import Match, Node
+from holdfast.core.node import Match, Node, pages_of
 
 
 class LeaseTable:
@@ -32,7 +32,7 @@ class LeaseTable:
         self.serial += 1
         record = LeaseRecord(self, node, name, self.serial, site)
         self.records[self.serial] = record
-        node.leases += 1
+        self.forest.lock(node)
         if self.layout.window:
             self.lock_window(record, self.layout.window_first_page(match.length))
         if match.tail is not None:
@@ -40,6 +40,7 @@ class LeaseTable:
             match.tail.leases += 1
         elif node.state is not None:
             record.state_node = node
+            self.forest.leased[Component.STATE] += not node.state_leases
             node.state_leases += 1
         return Lease(record)
 
@@ -58,6 +59,7 @@ class LeaseTable:
         if node is not None:
             record.state_node = None
             node.state_leases -= 1
+            self.forest.leased[Component.STATE] -= not node.state_leases
             node.fence = max(node.fence, fence)
             self.forest.candidates.offer(Component.STATE, node)
 
@@ -89,16 +91,21 @@ class LeaseTable:
         record.window_first = min(first_page, record.pages)
         node = record.node
         while node.parent is not None and node.end > first_page * page_size:
+            if not node.window_leases:
+                self.forest.leased[Component.WINDOW] += pages_of(node.window)
             node.window_leases.add(record)
             node = node.parent
 
     def _unlock_window(self, node: Node, record: LeaseRecord, fence: int) -> None:
-        node.window_leases.discard(record)
+        if record in node.window_leases:
+            node.window_leases.remove(record)
+            if not node.window_leases:
+                self.forest.leased[Component.WINDOW] -= pages_of(node.window)
         node.fence = max(node.fence, fence)
         self.forest.candidates.offer(Component.WINDOW, node)
 
     def _unlock_node(self, node: Node, fence: int) -> None:
-        node.leases -= 1
+        self.forest.unlock(node)
         node.fence = max(node.fence, fence)
         if not node.leases:
             self.forest.candidates.offer(Component.FULL, node)
@@ -120,7 +127,7 @@ class LeaseTable:
             upper = self.forest.split(node, length - node.start)
             self._unlock_window(node, record, fence)
             node = upper
-        node.leases += 1
+        self.forest.lock(node)
         record.reach(node, length)
         record.window_first = min(record.window_first, record.pages)
         self._unlock_node(before, fence)
@@ -129,7 +136,7 @@ class LeaseTable:
         """Let a lease end at a deeper node, and keep the window pages between as well."""
         before = record.node
         first = record.window_first
-        node.leases += 1
+        self.forest.lock(node)
         record.reach(node, node.end)
         if self.layout.window:
             self.lock_window(record, first)
@@ -138,7 +145,7 @@ class LeaseTable:
             passed.rank = max(passed.rank, rank)
             assert passed.parent is not None, "a lease only moves down its own path"
             passed = passed.parent
-        before.leases -= 1
+        self.forest.unlock(before)
 
     def reclaim_dropped(self) -> None:
         """Report leases that were dropped alive and take their locks back, behind the newest step."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from holdfast.core.findings import Finding, FindingKind
 from holdfast.core.lease import LeaseRecord
 from holdfast.core.ledger import Ledger
-from holdfast.core.node import Node, Tail
+from holdfast.core.node import Node, Tail, pages_of
 from holdfast.core.prefix import PrefixTree
 from holdfast.core.slices import Locks, Owner
 
@@ -54,6 +54,7 @@ class LockCensus:
                 for record in tree.leases.records.values()
                 if record.node not in there or (record.tail is not None and record.tail not in there)
             ]
+        self._leased_findings(nodes, locks, found)
         return found
 
     def _member_findings(self, members: set[Node | Tail], found: list[Finding]) -> None:
@@ -68,6 +69,25 @@ class LockCensus:
             detail = f"{forest.states} states counted in the tree, {states} there"
             found.append(Finding(FindingKind.COUNTER, detail, "tree", "recounted", step))
             forest.states = states
+
+    def _leased_findings(self, nodes: list[Node], locks: Locks, found: list[Finding]) -> None:
+        """Units that leases keep, recounted; if they differ, the locks of all nodes are set right as well."""
+        forest = self.tree.forest
+        pages, seen = 0, set[Node]()
+        for end in locks.paths:
+            node: Node | None = end
+            while node is not None and node not in seen:
+                seen.add(node)
+                pages += pages_of(node.full)
+                node = node.parent
+        leased = [pages, sum(pages_of(node.window) for node in locks.windows), len(locks.states)]
+        if leased == forest.leased:
+            return
+        detail = f"{forest.leased} units counted as leased, {leased} are"
+        found.append(Finding(FindingKind.COUNTER, detail, "tree", "recounted", self.ledger.step))
+        forest.leased = leased
+        for node in reversed(nodes):
+            node.locks = node.leases + sum(child.locks > 0 for child in node.children.values())
 
     def _lock_drift(self, node: Node, locks: Locks) -> Finding:
         """Set a node's locks to what its leases account for."""

@@ -19,6 +19,11 @@ from holdfast.core.ledger import Hold, Holder
 from holdfast.core.tokens import TOKEN_BYTES
 
 
+def pages_of(hold: Hold | None) -> int:
+    """How many pages a node has of a component; none where it has a tombstone."""
+    return 0 if hold is None else len(hold)
+
+
 class WindowLock(Protocol):
     """A lease, as a node sees it: it keeps a path's window pages from `window_first` on."""
 
@@ -26,7 +31,11 @@ class WindowLock(Protocol):
 
 
 class Node:
-    """One run of pages. `end` is its length counted from the root, in tokens."""
+    """One run of pages. `end` is its length counted from the root, in tokens.
+
+    `leases` end here; `locks` are these and the children that have locks: without any, eviction can reach the
+    node.
+    """
 
     __slots__ = (
         "children",
@@ -36,6 +45,7 @@ class Node:
         "holder",
         "key",
         "leases",
+        "locks",
         "parent",
         "queued",
         "rank",
@@ -60,6 +70,7 @@ class Node:
         self.state: Hold | None = None
         self.tails: dict[bytes, Tail] = {}
         self.leases = 0
+        self.locks = 0
         self.window_leases: set[WindowLock] = set()
         self.state_leases = 0
         self.used = 0

@@ -24,7 +24,7 @@ from holdfast.core.layout import Component
 from holdfast.core.lease import Lease
 from holdfast.core.lease_table import LeaseTable
 from holdfast.core.ledger import Hold, Kind, Ledger
-from holdfast.core.node import Match, Node, Tail, Withdrawn
+from holdfast.core.node import Match, Node, Tail, Withdrawn, pages_of
 from holdfast.core.points import Run
 from holdfast.core.tokens import TOKEN_BYTES, common_bytes
 
@@ -225,6 +225,8 @@ class PrefixTree:
             fresh = mine.hold.split_front(had - mine.first).move_to(node.holder)
             if node.window is not None:
                 fresh.join(node.window)
+            if node.window_leases:
+                self.forest.leased[Component.WINDOW] += had - mine.first
             node.window, node.window_first = fresh, mine.first
         mine.hold.release()
 
@@ -283,11 +285,14 @@ class PrefixTree:
         if record.state_node is node:
             taken.state, node.state, record.state_node = node.state, None, None
             self.forest.states -= 1
+            self.forest.leased[Component.STATE] -= 1
         for hold in taken.holds():
             hold.fence(node.fence)
+        self.forest.lock(parent)
+        self.forest.unlock(node, node.leases)
+        if node.window_leases:
+            self.forest.leased[Component.WINDOW] -= pages_of(node.window)
         node.full = node.window = None
-        node.leases = 0
-        parent.leases += 1
         record.reach(parent, parent.end)
         record.window_first = min(record.window_first, record.pages)
         self.forest.remove(node)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from holdfast.cluster.autoscaling import Load
 from holdfast.server.link import wire
-from holdfast.server.link.engine_client import EngineClient, TurnFeed
+from holdfast.server.link.engine_client import EngineClient, GiveUp, TurnFeed
 from holdfast.server.link.loads import fullest_pool
 from holdfast.server.link.remote_engine import RemoteEngine, turn_lost
 from holdfast.server.link.tls import client_context
@@ -205,6 +205,10 @@ class Deaf:
 
     def session_stored(self, stored: wire.StoredSession) -> None:
         """An API process has opened or changed a session."""
+
+    def session_taken_up(self, _session: str, give: GiveUp, /) -> None:
+        """This process has no clients."""
+        give(0, [])
 
     def turn_ended(self, feed: TurnFeed) -> None:
         """This process starts no turns."""

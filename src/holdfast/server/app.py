@@ -40,7 +40,7 @@ from holdfast.server.routes import (
     web,
 )
 from holdfast.server.routes.access import request_id_of
-from holdfast.server.routes.realtime_channel import Channels
+from holdfast.server.routes.realtime_channels import Channels
 from holdfast.server.routes.schema import components
 from holdfast.server.routes.sglang_sessions import Native
 from holdfast.server.routes.turns_first import TurnsFirst

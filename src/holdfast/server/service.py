@@ -69,6 +69,8 @@ class Service:
     ) -> None:
         """`remote`: TLS of the links, where the engines are apart."""
         self.options = options
+        self.table = SessionTable()
+        self.session_taken_up = self.table.taken_up
         self.engines: EngineSet | None = None
         self.link: Link
         self.supervisor: Supervisor | EngineSet
@@ -82,7 +84,6 @@ class Service:
         self.metrics = metrics
         self.traces = open_traces()
         self.model_name = model_name
-        self.table = SessionTable()
         self.hidden = HiddenSessions(self.table)
         self.ordinary = OrdinarySessions()
         self.conversations = Conversations(options.found_sessions, self._close_hidden, self._count_found)

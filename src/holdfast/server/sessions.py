@@ -18,6 +18,7 @@ from typing import Any
 
 from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.link import wire
+from holdfast.server.link.engine_client import GiveUp
 from holdfast.server.seeds import SeedSequence
 
 __all__ = [
@@ -126,6 +127,7 @@ class SessionTable:
         self._holdings: dict[str, Holding] = {}
         self._gone: dict[str, str] = {}
         self._removed: list[Callable[[str, str], None]] = []
+        self._taken_up: list[Callable[[str, GiveUp], None]] = []
 
     def __len__(self) -> int:
         return len(self._records)
@@ -294,6 +296,15 @@ class SessionTable:
     def subscribe(self, removed: Callable[[str, str], None]) -> None:
         """Have `removed` called with the key of each session that ends, and why."""
         self._removed.append(removed)
+
+    def taken_up(self, key: str, give: GiveUp) -> None:
+        """Another API process has the realtime client of a session now, and needs what was kept for it."""
+        for listener in self._taken_up:
+            listener(key, give)
+
+    def give_up(self, taken_up: Callable[[str, GiveUp], None]) -> None:
+        """Have `taken_up` called with the key of each session whose client is at another API process now."""
+        self._taken_up.append(taken_up)
 
     def lose_all(self, kept: set[str]) -> None:
         """The engine was restarted: sessions that did not come back are lost."""

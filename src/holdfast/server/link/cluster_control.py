@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from holdfast.cluster.lives import ALIVE
-from holdfast.cluster.placement import Load, rebalance
+from holdfast.cluster.placement import rebalance
 from holdfast.server.http.problems import Problem, bad_field, engine_unavailable
 from holdfast.server.link import wire
 from holdfast.server.link.engine_set import EngineSet
@@ -128,11 +128,8 @@ class ClusterControl:
         self._require_shared()
         up = [each for each in self._up() if each.last_pulse is not None and not each.draining]
         reports = [await self._reports(each) for each in up]
-        loads = {
-            number: held_by(reports[number], load_of(number, pulse), pulse)
-            for number, each in enumerate(up)
-            if (pulse := each.last_pulse) is not None
-        }
+        pulses = enumerate(each.last_pulse for each in up)
+        loads = {number: load_of(number, pulse) for number, pulse in pulses if pulse is not None}
         moved: list[dict[str, Any]] = []
         for number, load in loads.items():
             others = [other for life, other in loads.items() if life != number]
@@ -170,16 +167,3 @@ def units_of(report: dict[str, Any]) -> int:
     held = report["memory"]
     most = max(int(held[name]["units"]) for name in ("window", "state"))
     return max(1, int(held["full"]["units"]) + int(held["leased"]["full"]), most)
-
-
-def held_by(reports: Iterable[dict[str, Any]], load: Load, pulse: wire.Pulse) -> Load:
-    """The load of an engine with what its sessions lease; a prefix counts for each session that leases it.
-
-    A heartbeat counts all of the prefix tree as free, although sessions need parts of it.
-    """
-    places = [units for component, tier, _, units in pulse.holders if (component, tier) == ("full", "device")]
-    size = sum(places)
-    needed = min(size, sum(units_of(each) for each in reports if each["tier"] == "device"))
-    if not size or needed / size <= load.share:
-        return load
-    return Load(load.life, needed, size, load.turns)

@@ -1,4 +1,5 @@
-"""Messages about sessions that change engines: claims, hand-overs, drains, and files between engines.
+"""Messages about sessions that change engines: claims, hand-overs, drains, and files between engines; and
+about realtime clients that change API processes.
 
 Part of `wire`, which names them all.
 """
@@ -7,7 +8,17 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Claim", "Drain", "HandOver", "Portion", "Stage"]
+__all__ = [
+    "Claim",
+    "ClusterCommand",
+    "Drain",
+    "FetchMissed",
+    "GiveMissed",
+    "HandOver",
+    "Missed",
+    "Portion",
+    "Stage",
+]
 
 
 class Claim(msgspec.Struct, tag="claim", frozen=True):
@@ -64,3 +75,31 @@ class Portion(msgspec.Struct, tag="portion", frozen=True):
     call: int
     stage: int
     content: bytes
+
+
+class FetchMissed(msgspec.Struct, tag="fetch_missed", frozen=True):
+    """A realtime client of a session has come here: fetch the messages that another API process kept for it.
+
+    Answered with the number of the last message and those that were kept; None if no process has any.
+    """
+
+    call: int
+    session: str
+
+
+class GiveMissed(msgspec.Struct, tag="give_missed", frozen=True):
+    """To an API process: another one has the realtime client of a session now, and asks by call `asked`."""
+
+    asked: int
+    session: str
+
+
+class Missed(msgspec.Struct, tag="missed", frozen=True):
+    """The answer to `GiveMissed`: the number of the last message, 0 if there is none, and those kept."""
+
+    asked: int
+    seq: int = 0
+    messages: list[tuple[int, str]] = []
+
+
+ClusterCommand = Claim | HandOver | Drain | Stage | Portion | FetchMissed | Missed

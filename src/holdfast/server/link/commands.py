@@ -104,6 +104,8 @@ class EngineCommands:
                 self._ask(command)
             case wire.Configure() | wire.Stop() | wire.Greeting() | wire.Beat():
                 raise AssertionError("the worker handles these itself")
+            case wire.FetchMissed() | wire.Missed():
+                raise AssertionError("these pass between API processes")
 
     def _reply(self, call: int) -> CallReply:
         return CallReply(self._outbox, self.loop, call)
@@ -254,6 +256,10 @@ class EngineCommands:
             loop_seconds=dict(self.loop.times.seconds),
             graphs=None if graphs is None else (graphs.captured, graphs.total),
             drafts=draft_gauges(self.loop.drafts),
+            leased={
+                component.name.lower(): registry.tree.forest.leased[component]
+                for component in registry.ledger.layout.components
+            },
         )
 
     # --- questions --------------------------------------------------------------------------------

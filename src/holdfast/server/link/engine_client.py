@@ -16,6 +16,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from holdfast.core.turn import KEEP_ALL
@@ -26,6 +27,7 @@ from holdfast.server.link.turn_feed import TurnFeed, join, spoken, traceparent
 __all__ = [
     "EngineClient",
     "EngineObserver",
+    "GiveUp",
     "Link",
     "LoopTime",
     "TurnFeed",
@@ -53,6 +55,10 @@ class Pending(NamedTuple):
     over: Callable[[], None]
 
 
+GiveUp = Callable[[int, list[tuple[int, str]]], None]
+"""Takes the number of a session's last realtime message, 0 if there is none, and those that were kept."""
+
+
 class EngineObserver(Protocol):
     """Hears of sessions, turns and engine processes, in the order of the engine's reports."""
 
@@ -64,6 +70,9 @@ class EngineObserver(Protocol):
 
     def session_stored(self, stored: wire.StoredSession) -> None:
         """Another API process has opened or changed a session."""
+
+    def session_taken_up(self, session: str, give: GiveUp, /) -> None:
+        """Another API process has the realtime client of a session now: `give` it what is kept here."""
 
     def turn_ended(self, feed: TurnFeed) -> None:
         """A turn has had its end, or was lost."""
@@ -287,8 +296,14 @@ class EngineClient:
                     self._observer.session_seen(view)
                 for stored in report.stored:
                     self._observer.session_stored(stored)
+            case wire.GiveMissed(asked=asked):
+                self._observer.session_taken_up(report.session, partial(self._give, asked))
             case wire.Progress() | wire.Unable() | wire.Welcome():
                 raise AssertionError("the supervisor or the link handles these itself")
+
+    def _give(self, asked: int, seq: int, messages: list[tuple[int, str]]) -> None:
+        """Hand realtime messages on to the API process that asked; without a link it asks no more."""
+        self.send(wire.Missed(asked, seq, messages))
 
     def _step(self, step: wire.Step) -> None:
         for delta in step.deltas:

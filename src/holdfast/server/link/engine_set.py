@@ -30,7 +30,7 @@ from holdfast.server.link import wire
 from holdfast.server.link.calls import Once, session_of
 from holdfast.server.link.cluster_events import ClusterEvents
 from holdfast.server.link.directory import AskedDirectory, Directory
-from holdfast.server.link.engine_client import EngineClient, LoopTime, TurnFeed, joined_times
+from holdfast.server.link.engine_client import EngineClient, GiveUp, LoopTime, TurnFeed, joined_times
 from holdfast.server.link.finding import Finder, Patience
 from holdfast.server.link.joined_reports import JoinedPictures, joined_memory, joined_pulse
 from holdfast.server.link.placement import roomiest
@@ -60,6 +60,9 @@ class EngineSetObserver(Protocol):
     def session_stored(self, stored: wire.StoredSession) -> None:
         """A session that another API process has opened or changed."""
 
+    def session_taken_up(self, session: str, give: GiveUp, /) -> None:
+        """Another API process has the realtime client of a session now."""
+
     def turn_ended(self, feed: TurnFeed) -> None:
         """A turn has had its end, or was lost."""
 
@@ -81,6 +84,7 @@ class Seat:
         self._observer = observer
         self._address = address
         self.session_seen = observer.session_seen
+        self.session_taken_up = observer.session_taken_up
         self.turn_ended = observer.turn_ended
 
     def session_gone(self, session: str, reason: str) -> None:

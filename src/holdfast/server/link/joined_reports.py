@@ -31,9 +31,11 @@ def joined_pulse(pulses: Sequence[wire.Pulse]) -> wire.Pulse | None:
     counters: Counter[str] = Counter()
     holders: Counter[tuple[str, str, str]] = Counter()
     drafts: Counter[str] = Counter()
+    leased: Counter[str] = Counter()
     for pulse in pulses:
         counters.update(pulse.counters)
         drafts.update(pulse.drafts)
+        leased.update(pulse.leased)
         for component, tier, kind, units in pulse.holders:
             holders[component, tier, kind] += units
     graphs = [pulse.graphs for pulse in pulses if pulse.graphs is not None]
@@ -48,6 +50,7 @@ def joined_pulse(pulses: Sequence[wire.Pulse]) -> wire.Pulse | None:
         draining=all(pulse.draining for pulse in pulses),
         graphs=(sum(each[0] for each in graphs), sum(each[1] for each in graphs)) if graphs else None,
         drafts=dict(drafts),
+        leased=dict(leased),
     )
 
 

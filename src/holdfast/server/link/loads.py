@@ -30,13 +30,15 @@ class Fullest:
 
 
 def fullest_pool(pulse: wire.Pulse) -> Fullest:
-    """The fullest device pool in a heartbeat; what only the prefix tree keeps counts as free."""
+    """The fullest device pool in a heartbeat; what the prefix tree could give up counts as free."""
     units: dict[str, int] = {}
     free: dict[str, int] = {}
     for component, tier, kind, count in pulse.holders:
         if tier == "device":
             units[component] = units.get(component, 0) + count
             free[component] = free.get(component, 0) + (count if kind in EVICTABLE else 0)
+    for component in free:
+        free[component] -= pulse.leased.get(component, 0)
     pools = (Fullest(free[name], units[name]) for name in units if units[name])
     return min(pools, key=lambda pool: pool.free_share, default=Fullest(0, 0))
 

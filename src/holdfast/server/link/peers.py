@@ -31,6 +31,7 @@ from holdfast.core.turn import KEEP_ALL
 from holdfast.server.link import wire
 from holdfast.server.link.frames import watch
 from holdfast.server.link.lived_time import LivedTime
+from holdfast.server.link.missed_messages import MissedMessages
 from holdfast.server.link.refusal_log import RefusalLog
 from holdfast.server.link.secure_socket import SecureSocket, set_timeouts
 
@@ -172,6 +173,7 @@ class Peers:
         """Numbers of calls whose answers go nowhere."""
         self._shared: set[int] = set()
         """Calls that change what other API processes keep of a session."""
+        self._missed = MissedMessages()
         self._refusals = RefusalLog(log)
         self._ticked = time.monotonic()
         self._poll = select.poll()
@@ -287,6 +289,10 @@ class Peers:
                 pass
             case wire.Greeting() | wire.Configure() | wire.Stop():
                 peer.secure.end(f"a message that no member may send: {command.__struct_config__.tag}")
+            case wire.FetchMissed(call=call) if call >> wire.CALL_BITS == peer.calls:
+                self._fetch_missed(peer, command)
+            case wire.Missed():
+                self._answer(self._missed.hear(peer.calls, command))
             case wire.EndTurn(turn=call) | wire.StartTurn(call=call) | wire.OpenSession(call=call):
                 self._take(peer, command, call, size)
             case _:
@@ -305,6 +311,23 @@ class Peers:
         if isinstance(command, (wire.OpenSession, wire.Fork, wire.UpdateSession, wire.Claim)):
             self._shared.add(call)
         self._came.append((command, size))
+
+    def _fetch_missed(self, peer: Peer, command: wire.FetchMissed) -> None:
+        """Ask all other API processes for the realtime messages that they keep of a session."""
+        others = [other for other in self.members if other is not peer and not other.engine]
+        frame = wire.encode(wire.GiveMissed(command.call, command.session))
+        for other in others:
+            other.secure.send(frame)
+            self._ask_room(other)
+        self._answer(self._missed.ask(command.call, [other.calls for other in others]))
+
+    def _answer(self, answers: list[wire.Done]) -> None:
+        """Send answers that the engine itself has no part in."""
+        for done in answers:
+            asker = self._members.get(done.call >> wire.CALL_BITS)
+            if asker is not None:
+                asker.secure.send(wire.encode(done))
+                self._ask_room(asker)
 
     def _greet(self, peer: Peer, greeting: wire.Greeting) -> None:
         answer = self._host.welcome(greeting)
@@ -431,6 +454,7 @@ class Peers:
         for peer in list(self._strangers.values()):
             if peer.silence.tick() > GREETING_SECONDS:
                 self._drop(peer, f"no greeting within {GREETING_SECONDS:.0f} s")
+        self._answer(self._missed.tick())
         self._refusals.tick()
 
     def _drop(self, peer: Peer, why: str) -> None:
@@ -445,6 +469,7 @@ class Peers:
             self._refusals.tell(f"{peer.address}: {why}")
             return
         del self._members[peer.calls]
+        self._answer(self._missed.gone(peer.calls))
         fields = {"address": peer.address, "turns": len(peer.turns)}
         told = log.debug if peer.engine else log.warning
         told("the link to an API process is lost: %s", why, extra={"fields": fields})

@@ -1,8 +1,8 @@
 """Where a new session, or a request without one, is computed: at the engine with most room.
 
-Room is counted in the device pool that is fullest: units that are free or only cached by the prefix tree,
-less what was placed there since the engine's last pulse, at the size of its average session. Engines that
-are draining take nothing. Pure functions of pulses.
+Room is counted in the device pool that is fullest: units that are free, or cached by the prefix tree
+without a lease, less what was placed there since the engine's last pulse, at the size of its average
+session. Engines that are draining take nothing. Pure functions of pulses.
 """
 
 from __future__ import annotations

@@ -19,13 +19,16 @@ from holdfast.server.link import cluster_wire
 SamplingFields = wire_fields.SamplingFields
 Claim = cluster_wire.Claim
 Drain = cluster_wire.Drain
+FetchMissed = cluster_wire.FetchMissed
+GiveMissed = cluster_wire.GiveMissed
 HandOver = cluster_wire.HandOver
+Missed = cluster_wire.Missed
 Portion = cluster_wire.Portion
 Stage = cluster_wire.Stage
 
 Token = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
-PROTOCOL = 3
+PROTOCOL = 4
 """The version of these messages; over TCP both ends must have the same."""
 
 CALL_BITS = 36
@@ -287,11 +290,7 @@ Command = (
     | CloseSession
     | UpdateSession
     | MoveSession
-    | Claim
-    | HandOver
-    | Drain
-    | Stage
-    | Portion
+    | cluster_wire.ClusterCommand
     | Ask
     | Stop
     | Greeting
@@ -573,12 +572,12 @@ class Pulse(msgspec.Struct, tag="pulse", frozen=True):
     loop_seconds: dict[str, float] = {}
     draining: bool = False
     """Whether the engine ends, and takes nothing new."""
-    graphs: tuple[int, int] | None = None
-    """CUDA graphs that are captured, and that there are to be; None without graphs."""
+    graphs: tuple[int, int] | None = None  # CUDA graphs that are captured, and that there are to be.
     drafts: dict[str, int] = {}  # Gauges of the draft model, by the name of their metric.
+    leased: dict[str, int] = {}  # Units of the prefix tree that leases keep, by component.
 
 
-Report = Progress | Ready | Unable | Done | Declined | Step | Pulse | Welcome | Elsewhere
+Report = Progress | Ready | Unable | Done | Declined | Step | Pulse | Welcome | Elsewhere | GiveMissed
 
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

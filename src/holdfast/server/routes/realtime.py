@@ -30,7 +30,8 @@ from holdfast.server.http.body_writer import frames_of
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field, told_as
 from holdfast.server.routes.access import caller_of, service_of
-from holdfast.server.routes.realtime_channel import Channel, Channels, Job, encoded
+from holdfast.server.routes.realtime_channel import Channel, Job, encoded
+from holdfast.server.routes.realtime_channels import Channels
 from holdfast.server.routes.realtime_connection import Connection, Speaker
 from holdfast.server.routes.realtime_messages import (
     AppendMessage,
@@ -231,6 +232,8 @@ class Conversation:
             raise bad_field("resume_after_seq", "needs the id of a session")
         if record is None:
             record = await self._new_session(message)
+        else:
+            await self.channels.fetch(record)
         shown = await service.sessions.describe(record)
         self.pending = PendingInput(
             min(service.options.body_limit, service.prompts.room.text_bytes),

@@ -16,7 +16,6 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -30,15 +29,13 @@ from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, engine_name
 from holdfast.server.turn_request import TurnAsked
 
-__all__ = ["Channel", "Channels", "Job", "encoded"]
+__all__ = ["Channel", "Job", "encoded"]
 
 log = logging.getLogger("holdfast.server")
 
 REPLAY_BYTES_MAX = 256 << 10
-REPLAY_SECONDS = 300.0
-DETACHED_MAX = 1024
-TRIM_SECONDS = 1.0
 WAITING_MAX = 64
+TAKEN_OVER = (1008, "another connection has taken the session over")
 
 _encoder = msgspec.json.Encoder()
 
@@ -130,7 +127,7 @@ class Channel:
     def attach(self, outbox: Outbox, opened: dict[str, Any], resume_after: int | None) -> None:
         """Attach a connection, and replay the messages after `resume_after`."""
         if self.outbox is not None:
-            self.outbox.close(1008, "another connection has taken the session over")
+            self.outbox.close(*TAKEN_OVER)
         self.outbox = outbox
         after, resumed = self.seq, False
         if resume_after is not None:
@@ -145,6 +142,26 @@ class Channel:
         for seq, text in self._kept:
             if seq > after:
                 outbox.put(text)
+
+    def take_over(self, seq: int, kept: list[tuple[int, str]]) -> None:
+        """Go on from what another API process has sent, if nothing was sent here."""
+        if not self.seq:
+            self.seq = seq
+            self._kept.extend(kept)
+            self._kept_bytes = sum(len(text) for _, text in kept)
+
+    async def give_up(self) -> tuple[int, list[tuple[int, str]]]:
+        """End the connection, for one of another API process, and the turn in flight by its `on_abort`.
+
+        Answers the number of the last message and those that are kept; 0 if a connection came meanwhile.
+        """
+        if self.outbox is not None:
+            self.outbox.close(*TAKEN_OVER)
+            self.detach(self.outbox)
+        while self.outbox is None and not self.quiet:
+            tasks = self._urgent if self._worker is None else {*self._urgent, self._worker}
+            await asyncio.wait(tasks)
+        return (self.seq, list(self._kept)) if self.outbox is None else (0, [])
 
     def detach(self, outbox: Outbox) -> bool:
         """Detach a connection and abort the running turn; False if another one has taken over."""
@@ -377,72 +394,3 @@ class Channel:
 
 def _cancelled() -> Problem:
     return Problem(409, "turn_cancelled", "the turn was cancelled before it began", "turn_id")
-
-
-class Channels:
-    """The channels of a server; detached ones are kept for a while."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        self._channels: dict[str, Channel] = {}
-        self._detached: dict[str, asyncio.TimerHandle] = {}
-        self._trimming: asyncio.TimerHandle | None = None
-        service.table.subscribe(self._removed)
-
-    def __len__(self) -> int:
-        return len(self._channels)
-
-    def of(self, record: SessionRecord) -> Channel:
-        """The channel of a session, made if it has none yet."""
-        key = engine_name(record.tenant, record.name)
-        timer = self._detached.pop(key, None)
-        if timer is not None:
-            timer.cancel()
-        channel = self._channels.get(key)
-        if channel is None:
-            channel = self._channels[key] = Channel(self.service, record.tenant, record.name)
-        return channel
-
-    def detach(self, channel: Channel, outbox: Outbox) -> None:
-        """Detach a connection; the channel stays until a reconnect or its timeout."""
-        if channel.detach(outbox) and self._channels.get(channel.key) is channel:
-            self._wait(channel)
-            if self._trimming is None:
-                self._trim()
-
-    def _trim(self) -> None:
-        """Forget the oldest quiet channels beyond the bound.
-
-        Many connections may be lost at once while their turns run. Those turns end later, so the bound is
-        checked again after a moment.
-        """
-        self._trimming = None
-        over = max(0, len(self._detached) - DETACHED_MAX)
-        quiet = (key for key in self._detached if self._channels[key].quiet)
-        for key in list(islice(quiet, over)):
-            self._forget(key)
-        if len(self._detached) > DETACHED_MAX:
-            self._trimming = asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim)
-
-    def _wait(self, channel: Channel) -> None:
-        loop = asyncio.get_running_loop()
-        self._detached[channel.key] = loop.call_later(REPLAY_SECONDS, self._forget, channel.key)
-
-    def _forget(self, key: str) -> None:
-        timer = self._detached.pop(key, None)
-        if timer is not None:
-            timer.cancel()
-        channel = self._channels[key]
-        if channel.quiet:
-            del self._channels[key]
-        else:
-            self._wait(channel)
-
-    def _removed(self, key: str, why: str) -> None:
-        """A session has ended."""
-        timer = self._detached.pop(key, None)
-        if timer is not None:
-            timer.cancel()
-        channel = self._channels.pop(key, None)
-        if channel is not None:
-            channel.end(why)
