@@ -23,7 +23,7 @@ def printable(text: str) -> str:
 
 
 class AnswerView:
-    """The answer that is being shown. `reasoning` is what the model thought, whole."""
+    """The answer on display. `reasoning` is the model's whole reasoning."""
 
     def __init__(self, console: Console, *, expanded: bool = False) -> None:
         self._console = console

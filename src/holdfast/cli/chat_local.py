@@ -40,7 +40,7 @@ class Unusable(ValueError):
 
 
 class LocalFields:
-    """What every turn is asked with: `said` with the user's words, `results` with results of tools."""
+    """The fields of every turn: `said` for user input, `results` for tool results."""
 
     def __init__(self, sampling: Sampling, asked: AnswerAsked) -> None:
         self.tools = asked.tools

@@ -38,7 +38,7 @@ __all__ = [
 HELP = """\
 /rewind N   remove the last N turns (default: 1)
 /fork       continue in a copy of this conversation; /fork N switches to conversation N
-/thinking   show what the model thought before its last answer
+/thinking   show the reasoning of the last answer
 /memory     show who holds the memory
 /help       show this list
 /quit       exit (or Ctrl-D)
@@ -51,7 +51,7 @@ LEAVE = frozenset({"/quit", "/exit"})
 
 
 class Cost(Protocol):
-    """What a turn cost, in tokens."""
+    """The cost of a turn, in tokens."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -1,7 +1,7 @@
 """The realtime protocol without I/O: what to send, what was received, what to send again.
 
-The server numbers its messages; `last_seq` is the last number received, and an opening message that carries
-it makes the server replay everything after it. Messages that the server has not answered yet (by the start of
+The server numbers its messages; `last_seq` is the last number received. If the opening message carries it,
+the server replays all later messages. Messages that the server has not answered yet (by the start of
 their turn, or by the event of a rewind or fork) are `pending`: after a reconnect they are sent again under
 the same id. Made by the sessions of both clients; `realtime` moves it over a connection.
 """

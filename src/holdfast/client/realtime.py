@@ -6,8 +6,8 @@
         for event in realtime:
             print(event.text, end="")
 
-Input may be appended while the model speaks. A dropped connection is opened again, and goes on after the last
-event that was heard; what was said and not answered is said again. Iteration ends when the session is closed.
+Input may be appended while the model generates. A dropped connection is reopened and continues after the last
+event received; unanswered messages are sent again. Iteration ends when the session is closed.
 Sending from one thread (or task) while another one iterates is allowed.
 """
 
@@ -40,7 +40,7 @@ FATAL_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010})
 
 
 class _Line:
-    """What both kinds of conversation know: where they talk, what was said, and whether they are over."""
+    """Shared state of both kinds of conversation: address, protocol state, and whether it is over."""
 
     def __init__(self, url: str, headers: Mapping[str, str], dialogue: Dialogue, retries: Retries) -> None:
         self.dialogue = dialogue

@@ -1,9 +1,9 @@
-"""Reading a turn's stream without I/O: bytes to events, events to what is new of the turn.
+"""Reading a turn's stream without I/O: bytes to events, events to the new parts of the turn.
 
 `EventDecoder` parses `text/event-stream` from chunks of any size; only a newline ends a line, because text
-may hold other characters that Python treats as line ends. It is our own because the decoders of httpx-sse are
-private and tied to one response (docs/decisions/0019). `TurnReader` turns the events of one turn into what
-is new in them, also after a reconnect, when the stream starts again from its beginning. Used by both clients.
+may hold other characters that Python treats as line ends. The decoders of httpx-sse are private and tied to
+one response (docs/decisions/0019). `TurnReader` extracts the new parts from the events of one turn, also
+after a reconnect, when the stream starts again from its beginning. Used by both clients.
 """
 
 from __future__ import annotations
@@ -129,12 +129,12 @@ class _Mark(NamedTuple):
 
 
 class TurnReader:
-    """What the caller of one turn has got of it: text, reasoning, tool calls and tokens.
+    """The parts of one turn that its caller has received: text, reasoning, tool calls and tokens.
 
     `shown` is the text handed out, `tokens_shown` how many tokens came with it, `tokens_settled` how many of
-    these lie outside a call that is not done. A stream that is opened again is read from its beginning: what
-    was shown is skipped, and must be the same. A turn may be over at the server before its words are read:
-    `cut` then shortens its result to what an interruption has kept.
+    these lie outside an unfinished call. A reopened stream is read from its beginning: the part already shown
+    is skipped, and must be the same. A turn may be over at the server before its text is read: `cut` then
+    shortens its result to the tokens that an interrupt has kept.
     """
 
     __slots__ = (

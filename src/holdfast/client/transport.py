@@ -35,7 +35,7 @@ def bearer(api_key: str | None) -> dict[str, str]:
 
 
 class _Endpoint:
-    """Where calls go, what each of them carries, and how patient their sender is."""
+    """Address, headers and timeouts of calls."""
 
     http: httpx.Client | httpx.AsyncClient
 

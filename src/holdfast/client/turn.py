@@ -29,7 +29,7 @@ BREAKS = (ConnectionFailed, Unavailable)
 
 
 class _Heard:
-    """The state of a turn: its call, what was read, and its result."""
+    """The state of a turn: its call, the parts read so far, and its result."""
 
     def __init__(self, url: str, call: Call[Any], attempts: Attempts) -> None:
         assert call.body is not None, "a turn is asked for with a body"
@@ -118,7 +118,7 @@ class _Heard:
 
 
 class Turn(_Heard):
-    """An iterator of text as it comes; what it says of its end waits for that end."""
+    """An iterator of text as it arrives; `text`, `usage` and the other results wait for the end."""
 
     def __init__(self, transport: Transport, call: Call[Any]) -> None:
         super().__init__(transport.url, call, Attempts(transport.retries))

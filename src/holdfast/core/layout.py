@@ -1,4 +1,4 @@
-"""What a model asks of memory, as numbers.
+"""The memory requirements of a model, as numbers.
 
 A `MemoryLayout` says which components a model has and how large they are. The core never looks at a
 model: it sees the page size, whether there is full-attention KV, how wide the sliding window is and

@@ -1,22 +1,22 @@
-"""Memory pressure: what gives way, in which order.
+"""Memory pressure: the order of eviction.
 
     the prefix tree's unleased leaves, least recently used
-    memory that comes back before its turn is there (`prefetch`)
-    what open turns have computed ahead, the youngest first
+    prefetches in flight (`prefetch`)
+    the memory of open turns, the youngest first
     checkpoints of sessions
-    sessions at rest, the lowest priority first, of equals those that are expected to stay idle longest, then
-    those that the host has a whole copy of, then the cheapest, and last those whose turn waits: spilled to
-    another tier, or dropped to recomputation; on the host copies give way first, then what is on disk as well
-    sessions that are pinned (`retention`), likewise
+    idle sessions, the lowest priority first, among equals those expected to stay idle longest, then those
+    with a whole copy on the host, then the cheapest to restore, and last those whose turn waits: spilled to
+    another tier, or dropped; on the host copies are freed first, then memory that is on disk as well
+    pinned sessions (`retention`), in the same order
     running turns: the one that loses least is retracted; never the oldest
-    sessions that are away and lease what the tree has: dropped to recomputation, and only for a turn or a
-    session that nothing else will make room for
+    spilled sessions that lease prefixes: dropped, and only for a turn or a session that cannot get room
+    otherwise
 
-Tenants give way one after the other, the one that holds most first, so that no tenant loses memory to one
-that has more. Where a tenant is at its quota, it gives way alone.
+Tenants are evicted one after the other, the one that holds most first, so that no tenant loses memory to one
+that has more. At a tenant's quota only that tenant is evicted.
 
-Units that are given up may still be named by a step in flight, and a spill takes a step: the asker then tries
-again in a later plan. Nothing more is given up while enough is on its way.
+Evicted units may still be named by a step in flight, and a spill takes a step: the asker then tries
+again in a later plan. Nothing more is evicted while enough units are about to become free.
 """
 
 from __future__ import annotations

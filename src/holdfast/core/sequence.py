@@ -1,4 +1,4 @@
-"""A sequence: a token log and the memory that computing it has filled.
+"""A sequence: a token log and its computed memory.
 
     0            leased          computed    planned      known
     ├── the tree's ─┼──── own full pages ────────┤
@@ -6,13 +6,13 @@
     ├───────────────┴────────────┬───────────┬───┴──────────┤
       computed                     in flight    to be computed
 
-Everything a sequence can do is "compute more of what is known", or fall back to a length from which
-every component can go on. It owns its pages and slots through Holds, reads the tree's through a Lease,
-and keeps resume points (see points.py). Work is proportional to what is new: block tables are reported
+A sequence has two operations: compute more of its known tokens, or fall back to a length from which
+every component can continue. It owns its pages and slots through Holds, reads the tree's through a Lease,
+and keeps resume points (see points.py). Work is proportional to the new tokens: block tables are reported
 from the lowest page that changed, holders change in constant time, nothing walks the history.
 
-Rows in flight. `extend` reserves memory for a row and `advance` settles it. Everything that gives memory
-back is called with no row of this sequence in flight, except `commit`, which a sealing row may outlive.
+Rows in flight. `extend` reserves memory for a row and `advance` settles it. Methods that release memory
+are called with no row of this sequence in flight, except `commit`, which a sealing row may outlive.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNPAGED = 1 << 62
 class Sequence:
     """Tokens and their memory. `computed` tokens are in memory; rows up to `planned` are in flight.
 
-    `copy` is what the host has of it as well (copies.py), while it is at home.
+    `copy` is its host copy (copies.py), while its memory is on the device.
     """
 
     __slots__ = (

@@ -70,7 +70,7 @@ class LiveTurns:
 
 
 class Dispatcher:
-    """Writes down what the core reports, and tells the listeners."""
+    """Journals the core's events, and notifies the listeners."""
 
     __slots__ = (
         "_closed",

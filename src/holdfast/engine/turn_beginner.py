@@ -1,6 +1,6 @@
-"""Begins turns: what the core is asked for, and the stream that reads the turn's tokens.
+"""Begins turns: the request to the core, and the stream that reads the turn's tokens.
 
-A turn that is refused has changed nothing. Used by `verbs`.
+A refused turn changes nothing. Used by `verbs`.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Verbs:
         """Refuse to act on another session than the one that had the name when the verb came."""
         found = self._scheduler.registry.sessions.get(session_id)
         if found is not None and found is not meant:
-            raise UnknownSession(f"session {session_id} was closed, and another was opened since")
+            raise UnknownSession(f"session {session_id} was closed; its name is in use again")
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -331,7 +331,7 @@ class Verbs:
             made = self._session_log.earlier_answer(session_id, request_id, asked)
             if made is None:
                 if not may_open:
-                    raise TooManySessions("this key may have no more sessions open")
+                    raise TooManySessions("this key has reached its limit of open sessions")
                 self._session_log.require_unused(child_id)
                 parent = self._scheduler.registry.find(session_id)
                 child = self._scheduler.fork(session_id, child_id, now, turns)
@@ -587,7 +587,7 @@ class Verbs:
                 listener.replayed(finished, session)
                 return
         if spec.grammar is not None and compilation is None:
-            raise HistoryChanged("the turn that this one repeats was cut off meanwhile", session)
+            raise HistoryChanged("the repeated turn was aborted meanwhile", session)
         known = session.history
         # A turn in flight changes the history too; that the session is busy is said by the core.
         is_busy = turn_before(self._scheduler, session_id) is not None

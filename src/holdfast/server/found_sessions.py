@@ -1,18 +1,18 @@
-"""Conversations that clients send whole with each request, and the hidden sessions that have their memory.
+"""Conversations whose history clients resend with each request, and the hidden sessions with their memory.
 
 A chat client resends its history with every request. Each such conversation has a *hidden session* on the
-engine: volatile (in no journal), in no list, named so that no client can name it. A request looks for the
-session that has the longest beginning of it, and goes on there.
+engine: volatile (in no journal), in no list, with a name that no client can use. A request continues in the
+session with the longest common prefix.
 
     candidates   sessions of the tenant whose latest requests had the same first messages: an index by
                  digests of messages (`conversation_keys`), since comparing texts is work for a text process
     trail        the text of a session in stretches (`session_trail`)
-    claim        a session and the length from which a request goes on; it is busy until the turn ends
+    claim        a session and the length from which a request continues; it is busy until the turn ends
 
-At the end of the last turn, or inside it, a request goes on in place: what follows there is cut. At an older
-place it forks. A session that is busy is no candidate: its conversation is computed in another one.
-Everything here is a cache: if the engine does not have what a claim names, the request is written again for a
-new session. All methods run on the event loop. Used by `service` and `turn_starter`.
+At the end of the last turn, or inside it, a request continues in place and cuts the rest. At an older
+place it forks. A busy session is no candidate: the conversation is computed in another one.
+Everything here is a cache: if the engine has lost a claimed session, the request is written again for a
+new one. All methods run on the event loop. Used by `service` and `turn_starter`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Candidate(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A conversation that is busy with a request from now on, and what its turn follows.
+    """A conversation claimed by a request, and the history that its turn follows.
 
     `keep` tokens of the session, or of `parent`, come before `tokens`. `how`: found, forked or new.
     """

@@ -1,4 +1,4 @@
-"""Sessions and turns of a caller, over the link to the engine: what all routes share.
+"""Sessions and turns of a caller, over the link to the engine; shared by all routes.
 
 A route translates a request of its dialect into one of these calls and formats the result. A call either
 succeeds or raises a `Problem` and has changed nothing.

@@ -1,9 +1,9 @@
 """Starts turns on the engine: written for a session's history, or as one-shot requests with their choices.
 
 A turn on a session is written for the history that the API process knows; if it changed meanwhile, the engine
-rejects the turn and it is written again. A whole conversation that is sent to a session with a history is
-compared with it, and what is new is appended. One that is sent without a session goes on in the hidden
-session that has its beginning (`found_sessions`). Used by `service`.
+rejects the turn and it is written again. A whole conversation sent to a session with a history is
+compared with it, and only the new part is appended. Without a session it continues in the hidden
+session with the longest common prefix (`found_sessions`). Used by `service`.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def checked_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
 def require_template_kwargs(given: Mapping[str, Any] | None) -> None:
     """Raise for variables that the template does not get from a client."""
     for name in sorted(RESERVED_KWARGS & (given or {}).keys()):
-        raise bad_field(f"chat_template_kwargs.{name}", "is a variable that other fields stand for")
+        raise bad_field(f"chat_template_kwargs.{name}", "is reserved: other request fields set this variable")
 
 
 def tools_of(asked: TurnAsked, record: SessionRecord | None) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The interface of a journal's store: what the engine needs of SQLite and of PostgreSQL.
+"""The interface of a journal's store, for SQLite and PostgreSQL.
 
 A store is opened (and its tables upgraded) by its constructor, then read once with `sessions`, then handed to
 the writer's thread (`journal_writer`), which alone calls it until `close`. The engine itself never executes

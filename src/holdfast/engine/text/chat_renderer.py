@@ -1,8 +1,8 @@
 """Conversations with tools, calls and results, rendered by one chat template.
 
 Clients write messages in OpenAI's form. `prepare` checks them and brings them into the form that the template
-takes (`engine.tools.rendering`), or writes tools, calls and results as ordinary text where the template knows
-none (`plain_rendering`). `whole` renders a conversation, `continuation` what follows the last answer of an
+takes (`engine.tools.rendering`), or writes tools, calls and results as ordinary text if the template does not
+support them (`plain_rendering`). `whole` renders a conversation, `continuation` the new messages of an
 append-only session. Between the two steps the caller disguises control tokens. Used by `tokenizer`.
 """
 

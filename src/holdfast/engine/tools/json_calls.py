@@ -51,7 +51,7 @@ class JsonCallFormat:
 
 
 class State(Enum):
-    """What the next character may be."""
+    """The expected next character."""
 
     TEXT = auto()
     BODY = auto()

@@ -44,7 +44,7 @@ class Tool:
 
 
 class Mode(Enum):
-    """What the model may do."""
+    """The mode of `tool_choice`."""
 
     AUTO = "auto"
     NONE = "none"

@@ -30,7 +30,7 @@ class TemplateRefused(ValueError):
 
 
 class Part(Enum):
-    """What a field is in an answer."""
+    """The role of a field in an answer."""
 
     TEXT = "text"
     REASONING = "reasoning"

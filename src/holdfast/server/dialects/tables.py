@@ -53,7 +53,7 @@ GREEDY_BELOW = 1e-6
 
 
 class Unknown(Enum):
-    """What a dialect does with fields that it does not know."""
+    """The treatment of unknown fields in a dialect."""
 
     IGNORED = "ignored"
     REFUSED = "refused"

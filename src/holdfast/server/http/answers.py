@@ -144,7 +144,7 @@ class FormPen:
 
 
 class Page:
-    """What the pens of one answer share. While it is `held` the reader writes, and no pen overtakes it."""
+    """State shared by the pens of one answer. While `held`, the reader writes and no pen overtakes it."""
 
     __slots__ = ("_marks", "held", "writer")
 
@@ -160,14 +160,14 @@ class Page:
 
 
 class KeepAlive(NamedTuple):
-    """What is written in an answer that is silent for some seconds: proxies close silent connections."""
+    """The keep-alive of an answer, sent after some silent seconds: proxies close silent connections."""
 
     piece: bytes
     seconds: float
 
 
 class _Pulse:
-    """Writes the keep-alive of one answer; a timer compares what was written since it last ran."""
+    """Writes the keep-alive of one answer, if nothing was written since the timer last ran."""
 
     def __init__(self, keep_alive: KeepAlive, writer: BodyWriter | None, send: Send) -> None:
         self._piece = keep_alive.piece

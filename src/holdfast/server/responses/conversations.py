@@ -41,7 +41,7 @@ BYTES_MAX = 4 << 20
 
 
 class About(msgspec.Struct, omit_defaults=True):
-    """What is kept of a conversation besides its responses."""
+    """The data of a conversation besides its responses."""
 
     metadata: dict[str, str] = {}
     last: str | None = None

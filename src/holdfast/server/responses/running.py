@@ -1,4 +1,4 @@
-"""Responses in flight: the events of each turn are kept, whoever listens, for those who come back.
+"""Responses in flight: the events of each turn are kept, also without a reader, for readers that resume.
 
 Output is encoded once, in the loop's callback that receives it, and written there to every reader that has
 all the events before it and keeps up (`Sink`). `Running.read` gives the others to the reader's task, from any

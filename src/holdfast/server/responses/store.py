@@ -1,12 +1,12 @@
 """Responses on hidden sessions: which session a response continues, and finding responses again.
 
-A response goes on in place if the one before it is the last turn of its session and the session describes the
+A response continues in place if its predecessor is the last turn of its session and the session has the
 same instructions and tools. After an older turn it continues a fork of the session. Otherwise (other
-instructions, other tools, or the session's turn is still running) the items of the conversation are rendered
-anew in a session of their own. A session has at most one response in flight: `_busy` claims it.
+instructions, other tools, or the session's turn is still running) a new session renders all items of the
+conversation. A session has at most one response in flight: `_busy` claims it.
 
-Hidden sessions are bounded for each tenant; the least recently used one is closed. Its responses are found as
-long as what was said is kept (`closed_sessions`): the next one that continues them begins with their items.
+The number of hidden sessions per tenant is limited; the least recently used one is closed. Its responses are
+found as long as their text is kept (`closed_sessions`): the next response begins with their items.
 Used by the routes of responses and conversations; everything runs on the event loop.
 """
 
@@ -94,7 +94,7 @@ class Found:
 class Spot:
     """The session that a response is started on.
 
-    It was `made` for the response, or goes on; one that was made of items has no history (`anew`).
+    It was `made` for the response, or is continued; a session made of items has no history (`anew`).
     """
 
     record: SessionRecord

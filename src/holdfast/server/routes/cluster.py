@@ -45,7 +45,7 @@ async def status(request: Request) -> Response:
     return json_answer(await _control(request).status())
 
 
-@router.get("/v1/cluster/events", **documented(None, "What has happened to engines and sessions lately."))
+@router.get("/v1/cluster/events", **documented(None, "Recent events of engines and sessions."))
 async def events(request: Request) -> Response:
     _control(request)
     engines = service_of(request).engines

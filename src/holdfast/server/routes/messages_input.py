@@ -315,4 +315,4 @@ def _opened(signature: str | None, place: str) -> str:
     try:
         return base64.b64decode(signature.removeprefix(SEALED), altchars=b"-_", validate=True).decode()
     except ValueError:
-        raise bad_field(f"{place}.signature", "is not one that this server made") from None
+        raise bad_field(f"{place}.signature", "was not made by this server") from None

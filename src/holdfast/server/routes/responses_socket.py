@@ -1,11 +1,11 @@
-"""`WS /v1/responses`: responses over one connection, with input that steers a response while it speaks.
+"""`WS /v1/responses`: responses over one connection, with input that steers a running response.
 
 The client sends `response.create` with the fields of `POST /v1/responses`; the events are those of a stream.
 Requests with the same `stream_id` run one after the other, others at the same time; events carry the id. A
-response that is not stored can be continued on its connection, and is forgotten with it.
+response that is not stored can be continued only on its connection.
 
-`response.steer` adds a message of the user to a response in flight. The response ends where it is
-(`response.incomplete`, reason `steered`): what was said stays. A response with the same settings follows and
+`response.steer` adds a user message to a response in flight. The response ends
+(`response.incomplete`, reason `steered`) and keeps its output. A response with the same settings follows and
 continues it. If the response ended in calls meanwhile, the message waits for the request that brings their
 results (`response.steer.pending`).
 """
@@ -56,7 +56,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Envelope(msgspec.Struct):
-    """What every message has."""
+    """The common fields of all messages."""
 
     type: str
     stream_id: str | None = None

@@ -70,7 +70,7 @@ class OpenBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChangeBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What changes of a session; what is left out stays. A `ttl` of null is the server's default."""
+    """Changed settings of a session; omitted ones stay. A `ttl` of null is the server's default."""
 
     ttl: float | msgspec.UnsetType | None = msgspec.UNSET
     metadata: dict[str, Any] | None = None
@@ -84,7 +84,7 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TurnBody(msgspec.Struct, forbid_unknown_fields=True):
-    """One turn: text, messages or token ids; without input, what was sent to `/input` before."""
+    """One turn: text, messages or token ids; without input, the text sent to `/input` before."""
 
     input: str | list[int | SessionMessage] | None = None
     turn_id: str | None = None

@@ -1,9 +1,9 @@
-"""What a batch of records changes in the tables, computed without reading them.
+"""The row changes of a batch of records, computed without reading the tables.
 
-A life is the only writer of its sessions, so it knows their rows: `Known` has what the next record needs of
-them (the numbers and checksums of the turns, the description, what may be repeated). A `Builder` turns
-records into `Part`s: the rows of one statement (`commit`). It works on copies; they replace the originals
-when a batch is ready to be sent, so an error on the way changes nothing. Used by the store.
+A life is the only writer of its sessions, so it knows their rows: `Known` caches the facts for the next
+record (numbers and checksums of the turns, the description, repeatable request ids). A `Builder` turns
+records into `Part`s: the rows of one statement (`commit`). It works on copies, which replace the originals
+when a batch is ready to be sent, so an error in between changes nothing. Used by the store.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class TurnRow(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a turn says: its row without links."""
+    """The content of a turn: its row without links."""
 
     turn_id: str
     input: bytes

@@ -24,7 +24,7 @@ SPOKEN_PARTS = ("input_audio", "output_audio", "audio")
 
 
 class ItemKind(StrEnum):
-    """What an item is."""
+    """The kind of an item."""
 
     MESSAGE = "message"
     CALL = "function_call"

@@ -1,11 +1,11 @@
 """The Holdfast session behind a connection: opened with its first response, and brought to the client's list.
 
 The session's first turn has the instructions and the tools. Later instructions are appended as a system
-message, which keeps everything computed; where the chat template takes none there, and where tools change,
-the session is rewound to its beginning and the conversation sent again. System items in the middle become
-messages of the user for such a template. A session that the engine lost or
-that expired is opened again in the same way, unless the client named it. A client that sends its history
-again to a session that it named has what is new appended.
+message, which keeps the computed memory. If the chat template allows no system message there, or if tools
+change, the session is rewound to its beginning and the conversation sent again. System items in the middle
+become user messages for such a template. A lost or expired session is opened again in the same way, unless
+the client named it. If a client resends its history to a session that it named, only the new items are
+appended.
 """
 
 from __future__ import annotations
