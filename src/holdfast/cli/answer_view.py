@@ -35,7 +35,7 @@ class AnswerView:
         """Whether the current line has text: its length, or more."""
 
     def show(self, events: Iterable[TurnEvent]) -> bool:
-        """Show what is new; whether there was anything."""
+        """Show new output; returns whether there was any."""
         shown = False
         for event in events:
             shown = True

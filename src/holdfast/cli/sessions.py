@@ -148,7 +148,7 @@ def list_sessions(
 
 
 def _list_open(url: str, api_key: str | None, as_json: bool) -> None:
-    """List the open sessions of a server, with what they hear."""
+    """List the open sessions of a server, with their incoming input."""
     with _on_server(url, api_key) as client:
         sessions = client.sessions()
     if as_json:

@@ -162,7 +162,7 @@ def error_from_response(status: int, body: bytes, headers: Mapping[str, str]) ->
 
 
 def error_from_body(said: Mapping[str, Any]) -> RequestFailed:
-    """The exception for an error that arrives inside a stream, where no status says what it is."""
+    """The exception for an error inside a stream, which has no status."""
     fallback = ServerFault if said.get("code") == INTERNAL_CODE else TurnFailed
     return BY_TYPE.get(str(said.get("type")), fallback)(
         str(said.get("message") or "the turn failed"),

@@ -75,7 +75,7 @@ class _Line:
         return attempts.after(reason)
 
     def _reason(self, error: Exception) -> HoldfastError:
-        """What a failed connection means."""
+        """The exception for a failed connection."""
         if isinstance(error, InvalidStatus):
             response = error.response
             body = bytes(response.body or b"")
@@ -114,7 +114,7 @@ class Realtime(_Line):
         self._send(self.dialogue.append(said))
 
     def replace(self, start: int, text: str) -> None:
-        """Other text from character `start` of what was appended on."""
+        """Replace the appended text from character `start` on."""
         self._send(self.dialogue.replace(start, text))
 
     def tool_results(self, results: Mapping[str, ToolOutput]) -> None:
@@ -231,7 +231,7 @@ class AsyncRealtime(_Line):
         await self._send(self.dialogue.append(said))
 
     async def replace(self, start: int, text: str) -> None:
-        """Other text from character `start` of what was appended on."""
+        """Replace the appended text from character `start` on."""
         await self._send(self.dialogue.replace(start, text))
 
     async def tool_results(self, results: Mapping[str, ToolOutput]) -> None:

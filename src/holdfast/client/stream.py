@@ -98,7 +98,7 @@ class _Part:
         return text[len(before) :]
 
     def rest(self, text: str) -> str:
-        """What is new in the whole text; nothing if it is not what was shown."""
+        """The new part of the whole text; empty if its prefix is not the shown text."""
         if not text.startswith(self.shown):
             return ""
         new = text[len(self.shown) :]
@@ -180,7 +180,7 @@ class TurnReader:
             part.at = 0
 
     def hear(self, event: Event) -> list[TurnEvent]:
-        """What an event says that is new; raises what the server says went wrong."""
+        """The new part of an event; raises the server's error."""
         if event.name == "done":
             return self.settle(TurnResult.from_body(event.body()))
         if event.name == "error":
@@ -193,7 +193,7 @@ class TurnReader:
         return [] if told is None else [told]
 
     def _told(self, kind: TurnEventKind, body: dict[str, Any]) -> TurnEvent | None:
-        """An event, without what was handed out before; None if all of it was."""
+        """An event without the part already handed out; None if nothing is left."""
         try:
             if kind is TurnEventKind.TEXT:
                 text = self._text.advance(str(body.get("text", "")))
@@ -246,7 +246,7 @@ class TurnReader:
             self.result = self._shortened(self.result)
 
     def settle(self, result: TurnResult) -> list[TurnEvent]:
-        """The turn has ended so; what the events have not said of it is new."""
+        """The turn has ended with this result; the parts without an event are new."""
         if self._kept is not None and self._kept < len(result.token_ids):
             self.result = self._shortened(result)
             return []
@@ -265,7 +265,7 @@ class TurnReader:
         return [event for event in told if event.text] + self._rest_of_calls(result.tool_calls)
 
     def _rest_of_calls(self, calls: tuple[ToolCall, ...]) -> list[TurnEvent]:
-        """What no event has told of the result's calls: a remembered answer may come without events."""
+        """The result's calls without an event: a stored answer may come without events."""
         told: list[TurnEvent | None] = []
         places = {call.call.id: index for index, call in enumerate(self._calls)}
         for call in calls:
@@ -279,7 +279,7 @@ class TurnReader:
         return [event for event in told if event is not None]
 
     def _shortened(self, result: TurnResult) -> TurnResult:
-        """The result without the tokens past those kept, and with what was said by then."""
+        """The result cut to the kept tokens, with the text up to them."""
         kept = self._kept
         if kept is None or kept >= len(result.token_ids):
             return result

@@ -52,7 +52,7 @@ class _Endpoint:
         }
 
     def _request(self, call: Call[Any]) -> httpx.Request:
-        """A call as it is sent; raises `BadArgument` for one that cannot be."""
+        """A call as it is sent; raises `BadArgument` if it cannot be sent."""
         if self.http.is_closed:
             raise BadArgument("the client is closed")
         if call.body is None:

@@ -193,7 +193,7 @@ class Audit:
         return Finding(FindingKind.COUNTER, detail, "ledger", "recounted", self.ledger.step, pool.name)
 
     def _misaccounted(self, account: Account, held: list[int]) -> Finding:
-        """Set right what a tenant is said to hold, and so what it may still take."""
+        """Correct the recorded units of a tenant, and so its remaining quota."""
         detail, holder = f"{account.held} units on the account, {held} held", f"tenant {account.name}"
         account.held[:] = held
         return Finding(FindingKind.COUNTER, detail, holder, "recounted", self.ledger.step, "ledger")

@@ -61,7 +61,7 @@ class MemoryLayout:
 
     @property
     def cuts_anywhere(self) -> bool:
-        """Whether computation can go on from every computed length, without a resume point."""
+        """Whether computation can continue from every computed length, without a resume point."""
         return not self.window and not self.state
 
     @property

@@ -131,7 +131,7 @@ def carry_out_revision(registry: Registry, session: Session, turn: Turn) -> None
 
 
 def revise_log(sequence: Sequence, turn: Turn) -> int:
-    """Let the log be what the request says, and return up to where it has not changed."""
+    """Set the log to the request's tokens, and return the length of the common prefix."""
     position, turn.revised = turn.revised, NEVER
     sequence.tokens.cut(position)
     sequence.tokens.extend(turn.request.tokens[position - turn.known_before :])

@@ -160,7 +160,7 @@ class PlanBuilder:
             self.short = True
 
     def _part(self, session: Session) -> int:
-        """What an input takes of the budget before others: half of it, unless it ends in this step."""
+        """An input's share of the budget before others: half of it, unless it ends in this step."""
         left = session.sequence.known - session.sequence.planned
         return self.budget if left <= self.budget else -(-self.budget // 2)
 
@@ -188,7 +188,7 @@ class PlanBuilder:
         return 0
 
     def _smaller(self, session: Session, budget: int, shortfall: OutOfUnits) -> int:
-        """A smaller chunk than one for which there is no room: half of it, or what the free pages hold."""
+        """A smaller chunk than one without room: half of it, or as much as the free pages hold."""
         registry, sequence = self.registry, session.sequence
         pages = Shortage(registry, shortfall).room
         room = sequence.capacity - sequence.planned + pages * registry.ledger.layout.page_size

@@ -59,7 +59,7 @@ class ResumePoint:
             self.window.hold.join(moved)
 
     def move_to(self, holder: Holder) -> None:
-        """Hand what the point holds to another holder."""
+        """Transfer the point's units to another holder."""
         self.holder = holder
         if self.state is not None:
             self.state = self.state.move_to(holder)

@@ -96,7 +96,7 @@ def queue_order(
 
 
 def retraction_victim(running: list[Session]) -> Session | None:
-    """Whose turn to retract: the one that loses least, never the oldest, never one that is ending."""
+    """The turn to retract: the one that loses least, never the oldest, never an ending one."""
     best: tuple[int, int] | None = None
     victim: Session | None = None
     for session in running[1:]:

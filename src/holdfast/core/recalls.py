@@ -47,7 +47,7 @@ class Recalls:
         return False
 
     def _has_room(self, parent: Session, known: int) -> bool:
-        """Whether the device has room for what a fork copies; if not, it is made."""
+        """Whether the device has room for the units that a fork copies; if not, room is made."""
         sequence, ledger = parent.sequence, self.registry.ledger
         layout, length = ledger.layout, resume_length(sequence, known)
         if sequence.lease is None or not length:

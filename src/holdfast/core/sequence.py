@@ -166,7 +166,7 @@ class Sequence:
         self.give_back()
 
     def give_back(self) -> None:
-        """Free whole pages past what is planned, rounded up: never part of a page."""
+        """Free whole pages past the planned length, rounded up: never part of a page."""
         layout = self.ledger.layout
         keep = max(layout.pages_for(self.planned), self.leased_pages)
         if keep < self.pages:
@@ -286,7 +286,7 @@ class Sequence:
         return True
 
     def _promote(self, mark: Mark) -> None:
-        """The catch-up has passed the mark's length: the point there is what a rollback returns to now."""
+        """The catch-up has passed the mark's length: a rollback now returns to the point there."""
         assert mark.successor is not None
         self.drop_point(mark.point)
         mark.point, mark.successor = mark.successor, None
@@ -400,7 +400,7 @@ class Sequence:
         self.leave_point()
 
     def commit(self, holder: Holder, checkpoints: Holder) -> None:
-        """The turn ends well: the sequence goes back, what the turn left behind becomes checkpoints."""
+        """The turn succeeded: the sequence returns to its session, the turn's points become checkpoints."""
         mark = self.mark
         assert mark is not None, "no turn to end"
         self.mark = None
@@ -498,7 +498,7 @@ class Sequence:
             self.copy.claim(into)
 
     def faults(self) -> list[str]:
-        """What is wrong with the sequence's own books, in words. Nothing, in a healthy state."""
+        """Inconsistencies of the sequence's own records, in words; empty in a healthy state."""
         layout, planned, pages = self.ledger.layout, self.planned, self.pages
         found: list[str] = []
         if not 0 <= self.computed <= planned:

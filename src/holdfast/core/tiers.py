@@ -63,7 +63,7 @@ class Parcel:
 
 
 def own_holds(sequence: Sequence) -> dict[Component, Hold]:
-    """What a sequence at rest holds itself, by component, without what is empty."""
+    """The units of an idle sequence, by component, without empty components."""
     run = sequence.window
     holds = (
         (Component.FULL, sequence.full),

@@ -33,13 +33,13 @@ class Hash(Protocol):
     """The state of a hash, as `hashlib` has it."""
 
     def copy(self) -> Hash:
-        """Another one that goes on from here."""
+        """A copy that continues from here."""
 
     def update(self, data: bytes, /) -> None:
         """Take more bytes."""
 
     def hexdigest(self) -> str:
-        """The digest of what was taken."""
+        """The digest of the tokens so far."""
 
 
 class TokenLog:

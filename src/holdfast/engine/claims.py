@@ -136,7 +136,7 @@ class SessionClaims:
         self._ask_for_some()
 
     def _ask_for_some(self) -> None:
-        """Claim what is wanted, unless a question is in flight: then it is claimed after that."""
+        """Claim the requested sessions; while a query is in flight, after it."""
         if self._in_flight or not self._wanted:
             return
         self._in_flight = True
@@ -214,7 +214,7 @@ class SessionClaims:
     # --- what nobody asks for ---------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Claim some of the sessions whose owner has ended and that nobody has asked for."""
+        """Claim some of the unclaimed sessions of ended owners."""
         registry, after = self._loop.scheduler.registry, self._after
         full = len(registry.sessions) >= ROOM_SHARE * registry.policy.sessions_max
         if self._sweeping or full or self._loop.session_log.fault is not None:

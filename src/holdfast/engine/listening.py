@@ -97,7 +97,7 @@ class Ahead:
         self._loop.dispatcher.listen(turn, stream, Unheard())
 
     def begin(self, session: Session, request: TurnRequest) -> Turn:
-        """Queue a turn on a session. What was computed of its input stands."""
+        """Queue a turn on a session. The computed part of its input stays."""
         scheduler, now = self._loop.scheduler, self._loop.now()
         turn = _open_turn(session)
         if turn is None:

@@ -67,7 +67,7 @@ class Steering:
         self._note_cut(session, keep)
 
     def fitted(self, session: Session, spec: TurnSpec) -> TurnSpec:
-        """The turn as it follows what is left: an answer that has its end token does not get another."""
+        """The turn as it follows the kept tokens: an answer with its end token does not get another."""
         known, log = session.history, session.sequence.tokens
         ends = self._loop.setup.end_tokens
         if known and spec.tokens and spec.tokens[0] in ends and log[known - 1] == spec.tokens[0]:

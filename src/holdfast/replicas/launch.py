@@ -102,7 +102,7 @@ def _free_port(host: str, port: int) -> int:
 
 
 def _require_reachable(address: str) -> None:
-    """Raise if nobody listens at an address; Ray itself would try for long."""
+    """Raise if no process listens at an address; Ray itself would retry for a long time."""
     if address == "auto" or "://" in address:
         return
     host, port = split_address("ray_address", address)

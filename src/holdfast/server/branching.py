@@ -94,7 +94,7 @@ class BranchingSession:
         return prompt
 
     def _history(self, parent: str, offset: int, replace: bool, drop_previous_output: bool) -> list[int]:
-        """What a request inherits from its parent."""
+        """The tokens that a request inherits from its parent."""
         log = self._find(parent)
         if not log.finished and not replace:
             raise RequestRunning(f"request {parent} has not finished")

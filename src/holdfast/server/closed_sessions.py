@@ -64,7 +64,7 @@ class ClosedSessions:
             self.forget(next(iter(mine.values())))
 
     def find(self, tenant: str, name: str) -> ClosedSession | None:
-        """What is left of a session; None if nothing is."""
+        """The kept data of a session, or None."""
         return self._tenants.get(tenant, OrderedDict()).get(name)
 
     def forget(self, closed: ClosedSession) -> None:

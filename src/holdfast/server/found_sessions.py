@@ -116,7 +116,7 @@ class Conversations:
         return list(self._by_name.values())
 
     def takes(self, asked: TurnAsked) -> bool:
-        """Whether a request is a conversation that goes on in a session."""
+        """Whether a request is a conversation that continues in a session."""
         sampling = asked.sampling
         whole = asked.input.messages is not None and sampling.n == 1 and not asked.goes_on
         scored = sampling.prompt_logprobs is not None or asked.computes_from is not None
@@ -153,7 +153,7 @@ class Conversations:
         written: WrittenTurn,
         candidates: Sequence[Candidate],
     ) -> Claim | None:
-        """The session in which a request goes on; None if what was found has changed, or all are busy."""
+        """The session in which a request continues; None if it has changed meanwhile, or all are busy."""
         found, tokens = written.found, written.tokens
         assert found is not None, "the request was compared with trails"
         if found.trail is None:
@@ -252,7 +252,7 @@ class Conversations:
         return True
 
     def ended(self, feed: TurnFeed) -> None:
-        """A turn has ended: its session's trail is what the engine says that stays."""
+        """A turn has ended: its session's trail is cut to the part that stays."""
         conversation = None if feed.session is None else self._by_name.get(feed.session)
         if conversation is None or conversation.call != feed.call:
             return
@@ -340,7 +340,7 @@ def _with_input(kept: Trail, found: jobs.Found, tokens: list[int]) -> Trail:
 
 
 def turn_fields(claim: Claim) -> dict[str, Any]:
-    """The fields of a `StartTurn` that say what a turn follows."""
+    """The fields of a `StartTurn` for the history that a turn follows."""
     return {
         "session": claim.conversation.name,
         "known": claim.known,

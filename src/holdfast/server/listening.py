@@ -122,7 +122,7 @@ class Listening:
         self._forget(engine_name(record.tenant, record.name))
 
     def turn_ended(self, key: str) -> None:
-        """A turn has ended on a session: what was said meanwhile can be written now."""
+        """A turn has ended on a session: input that arrived meanwhile can be written now."""
         speaker = self._speakers.get(key)
         if speaker is not None:
             self._wake(key, speaker)
@@ -149,7 +149,7 @@ class Listening:
             speaker.task = asyncio.create_task(self._write(key, speaker))
 
     async def _write(self, key: str, speaker: _Speaker) -> None:
-        """Write what is said, until nothing new is; problems are left to the turn."""
+        """Write the input until there is nothing new; problems are left to the turn."""
         try:
             await asyncio.sleep(MOMENT_SECONDS)
             while (said := speaker.said) is not None and _is_news(said, speaker.written):
@@ -187,7 +187,7 @@ class Listening:
     # --- input over HTTP --------------------------------------------------------------------------
 
     def said(self, record: SessionRecord) -> Said:
-        """What was said to a session over HTTP, and waits for its turn; a new text once a turn has begun."""
+        """The waiting HTTP input of a session; a new text once a turn has begun."""
         key = engine_name(record.tenant, record.name)
         now = self._clock()
         found = self._said.pop(key, None)

@@ -332,7 +332,7 @@ class Service:
         await self.close_record(await self.find(caller.tenant, name) if record is None else record)
 
     async def give_way(self, record: SessionRecord) -> None:
-        """Close a hidden session for room; what its turns said is kept for a while."""
+        """Close a hidden session for room; the text of its turns is kept for a while."""
         try:
             turns = await self.turns(record)
         except Problem as problem:
@@ -510,7 +510,7 @@ class Service:
     # --- turns ------------------------------------------------------------------------------------
 
     def check_turn(self, asked: TurnAsked) -> None:
-        """Raise for what is invalid independent of the session's state."""
+        """Raise for fields that are invalid in any state of the session."""
         limit = asked.sampling.max_tokens
         if limit is not None and limit >= self.facts.context_length:
             raise context_exceeded(self.facts.context_length, 0, limit).renamed(asked.fields)
@@ -561,14 +561,14 @@ class Service:
         return TurnStarter(self.link, self.seeds, self.prompts, self.facts, self.conversations)
 
     def _close_hidden(self, name: str) -> None:
-        """End the session of a conversation; nobody waits for that."""
+        """End the session of a conversation, without waiting."""
         self.link.send(wire.CloseSession(self.link.number(), name))
 
     def _count_found(self, how: str) -> None:
         self.metrics.conversations.labels(how).inc()
 
     async def flush(self) -> None:
-        """Evict prefixes that nobody uses; conversations that are sent whole are found no more."""
+        """Evict unleased prefixes; hidden sessions of chats are no longer found."""
         self.conversations.close_idle()
         await self.ask("flush")
 

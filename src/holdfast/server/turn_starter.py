@@ -118,7 +118,7 @@ class TurnStarter:
         )
 
     async def _write_after(self, record: SessionRecord, asked: TurnAsked) -> WrittenTurn:
-        """What a conversation adds to its session's history."""
+        """The tokens that a conversation adds to its session's history."""
         number, name = self._link.number(), engine_name(record.tenant, record.name)
         done = await self._link.call(wire.Ask(number, wire.Question.TOKENS, name), number)
         try:
@@ -156,7 +156,7 @@ class TurnStarter:
         raise AssertionError("a new session is not stale")
 
     async def _start_claim(self, claim: Claim, command: wire.StartTurn, asked: TurnAsked) -> TurnFeed | None:
-        """Start the turn of a claim; None if the engine does not have what it follows."""
+        """Start the turn of a claim; None if the engine has lost the history that it follows."""
         try:
             feed = (await self._start([command], asked.fields))[0]
         except Problem as problem:
@@ -274,7 +274,7 @@ def _note_parsed() -> None:
 
 
 def _names(asked: TurnAsked) -> Mapping[str, str]:
-    """What the client calls each field; the engine calls what asks for a grammar `grammar`."""
+    """The client's name of each field; the engine's name of a grammar's field is `grammar`."""
     return {**asked.fields, "grammar": grammar_field(asked.answer)}
 
 

@@ -159,7 +159,7 @@ class SessionLog:
                 self._writer.submit([])
 
     def close(self) -> None:
-        """Write what is left, give its acknowledgements, and close the journal."""
+        """Write the remaining records, give their acknowledgements, and close the journal."""
         journal, writer = self.journal, self._writer
         if journal is None:
             return

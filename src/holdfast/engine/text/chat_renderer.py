@@ -104,7 +104,7 @@ class ChatRenderer:
         return self._template.render(messages, prompt_end=prompt_end, **variables)
 
     def opening(self, variables: Mapping[str, Any]) -> str:
-        """What the template writes for an answer to begin; empty if it refuses to show that."""
+        """The template's generation prompt; empty if the template refuses to show it."""
         said = [{"role": "user", "content": "..."}]
         try:
             with_it = self._template.render_unchecked(said, **variables)

@@ -172,7 +172,7 @@ class DiskTier:
         self.background.write_next()
 
     def truncated(self, session: Session, length: int) -> None:
-        """A session's history was cut at `length`: drop what its file has past the cut."""
+        """A session's history was cut at `length`: drop the part of its file past the cut."""
         self.store.truncated(session, length)
 
     def forget(self, session_id: str) -> None:

@@ -160,7 +160,7 @@ class SnapshotFiles:
                 raise
 
     def cut(self, name: str, size: int) -> None:
-        """Remove what a file has past its first `size` bytes. What cannot be removed is not read."""
+        """Truncate a file to `size` bytes. If that fails, the rest is not read."""
         try:
             if self.size(name) > size:
                 os.truncate(self.directory / name, size)
@@ -212,7 +212,7 @@ class SnapshotFiles:
             return size + file.read(min(int.from_bytes(size, "little"), HEADER_BYTES_MAX))
 
     def remove(self, name: str) -> None:
-        """Remove a file if it exists. One that cannot be removed is an orphan for a later engine."""
+        """Remove a file if it exists. If that fails, a later engine removes it as an orphan."""
         try:
             (self.directory / name).unlink(missing_ok=True)
         except OSError as error:
@@ -234,7 +234,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def encode(header: Header, tensors: Mapping[str, Tensor], after: int = 0) -> bytes:
-    """The bytes of a part that holds what a file with the first `after` tokens lacks."""
+    """The bytes of a part with the units that a file of the first `after` tokens lacks."""
     described = {name: str(value) for name, value in asdict(header).items() if value != ""}
     follows = {"after": str(after)} if after else {}
     sums = {f"checksum {name}": str(_checksum(tensor)) for name, tensor in tensors.items()}

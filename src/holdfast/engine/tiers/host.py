@@ -153,7 +153,7 @@ class HostTier:
             self._lead.fence(ended)
 
     def follow_fence(self, numbers: Iterable[int]) -> None:
-        """On another rank: let all later launches begin after these moves; raises what one failed with."""
+        """On another rank: let later launches begin after these moves; raises the error of a failed one."""
         for number in numbers:
             event = self._started.pop(number, None)
             if event is None:

@@ -73,14 +73,14 @@ class SnapshotStore:
         return self.header(snapshot.length, snapshot.tokens)
 
     def covers(self, session: Session) -> bool:
-        """Whether a session's file holds exactly what the session has computed."""
+        """Whether a session's file holds exactly its computed tokens."""
         snapshot, sequence = self.snapshots.get(session.id), session.sequence
         if snapshot is None or snapshot.length != sequence.computed:
             return False
         return snapshot.tokens == sequence.tokens.digest(snapshot.length)
 
     def base(self, session: Session) -> Snapshot | None:
-        """The file of a session to which what the session has computed since can be appended."""
+        """The file of a session to which its new units can be appended."""
         snapshot, sequence = self.snapshots.get(session.id), session.sequence
         if snapshot is None or not snapshot.length < sequence.computed:
             return None

@@ -106,7 +106,7 @@ class Staging:
         return True
 
     def _complete(self, arriving: Arriving) -> None:
-        """Let a file appear, if the headers of its parts are what was announced."""
+        """Publish a file, if the headers of its parts match the announcement."""
         snapshot, files = arriving.snapshot, self._store.files
         partial = f"{snapshot.file}.partial"
         found = read_parts(files, partial, snapshot.bytes, self._store.header_of(snapshot))
@@ -117,7 +117,7 @@ class Staging:
         self._staged[arriving.session] = (snapshot, self._clock() + STAGED_SECONDS)
 
     def abandon(self, call: int) -> None:
-        """A file does not come to its end."""
+        """A transfer is aborted: remove its file."""
         arriving = self._forget(call)
         if arriving is not None:
             self._store.release(_place(arriving.snapshot))

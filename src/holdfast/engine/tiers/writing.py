@@ -133,7 +133,7 @@ class SnapshotWriter:
         return job
 
     def _base(self, session: Session) -> Snapshot | None:
-        """The file that what is new is appended to; None if all of the session is written."""
+        """The file to append the new units to; None if the whole session is written."""
         base = self._store.base(session) if session.id not in self._jobs else None
         if base is None:
             return None
@@ -287,6 +287,6 @@ class SnapshotWriter:
 
 
 def _written(job: Job) -> Snapshot:
-    """The file of a session with what a job has written."""
+    """The file of a session, including a job's part."""
     before = 0 if job.snapshot is None else job.snapshot.bytes
     return Snapshot(job.file, job.header.length, job.header.tokens, before + job.bytes, job.snapshot)

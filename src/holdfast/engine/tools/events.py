@@ -124,7 +124,7 @@ class Transcript:
 
     @property
     def reasoning(self) -> str:
-        """What the model thought."""
+        """The reasoning."""
         return "".join(self._reasoning)
 
     @property

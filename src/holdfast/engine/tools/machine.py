@@ -51,7 +51,7 @@ class Machine(Protocol):
         """Read more text with marks."""
 
     def finish(self) -> None:
-        """The answer is over: what was held is text."""
+        """The answer is over: the held characters are text."""
 
     def release(self) -> None:
         """What is held is text."""
@@ -157,7 +157,7 @@ class StepMachine:
             place = self._steps[self._state](chunk, place)
 
     def finish(self) -> None:
-        """The answer is over: what was held is text."""
+        """The answer is over: the held characters are text."""
         self.release()
 
     def _say(self, chunk: str, place: int) -> int:

@@ -77,7 +77,7 @@ class Tools:
         return self.offered
 
     def for_parser(self) -> OfferedTools:
-        """What a parser needs to know of them."""
+        """A parser's view of them."""
         return OfferedTools({tool.name: parameter_types(tool.parameters) for tool in self.offered})
 
 

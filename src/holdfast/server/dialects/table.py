@@ -210,7 +210,7 @@ class FieldTable(Generic[T]):
             raise bad_field(self.prefix + name, f"needs {switch} to be true")
 
     def names(self, given: msgspec.Struct) -> Mapping[str, str]:
-        """What the client calls each declared field, by its declared name."""
+        """The client's name of each declared field, by its declared name."""
         if not self._aliased:
             return self._names
         used = {

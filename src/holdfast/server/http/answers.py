@@ -105,7 +105,7 @@ class TurnForm(Protocol):
     """How a dialect writes the turns of one request as server-sent events."""
 
     def opening(self) -> bytes:
-        """What comes before all output."""
+        """The beginning, before all output."""
 
     def delta(self, place: int, delta: wire.Delta) -> bytes:
         """Output of the turn at `place`; empty if it shows nothing."""
@@ -114,7 +114,7 @@ class TurnForm(Protocol):
         """The end of a turn, awaited if it takes long to write; raises if it fails the whole answer."""
 
     def closing(self) -> bytes:
-        """What comes after all turns."""
+        """The end, after all turns."""
 
 
 class FormPen:
@@ -255,7 +255,7 @@ class FeedAnswer(StreamAnswer):
 async def turn_pieces(
     writer: BodyWriter | None, feeds: Sequence[TurnFeed], form: TurnForm
 ) -> AsyncIterator[bytes]:
-    """What the pens leave to the reader: output that a client was too slow for, and ends."""
+    """Output that the pens leave to the reader: for slow clients, and ends."""
     opening = form.opening()
     if opening:
         yield opening

@@ -166,7 +166,7 @@ class Running:
         self._tell()
 
     def _tell(self) -> None:
-        """Write what is new to the readers that keep up; the tasks of others are woken."""
+        """Write new events to the readers that keep up; wake the tasks of others."""
         for reader in self._readers:
             sink = reader.sink
             if reader.place < len(self._log) and reader.waits and sink is not None and sink.ready:
@@ -235,7 +235,7 @@ class Recent:
             self.drop((largest, next(iter(self._kept[largest]))))
 
     def get(self, key: tuple[str, str]) -> Running | None:
-        """One that is still known."""
+        """A response that is still stored."""
         return self._kept.get(key[0], {}).get(key[1])
 
     def drop(self, key: tuple[str, str]) -> bool:

@@ -86,7 +86,7 @@ class Found:
 
     @property
     def about(self) -> Shown:
-        """What it shows of its request."""
+        """The shown part of its request."""
         return Shown(self.place.response_id, self.note, self.record.metadata.get("told", {}))
 
 
@@ -244,7 +244,7 @@ class ResponseStore:
             dropped, more = min(dropped + more, len(items) - 1), 2 * more
 
     async def _spot(self, caller: Caller, creation: Creation) -> Spot:
-        """The session to start a response on: its own, one that goes on, a fork, or one made of items."""
+        """The session to start a response on: its own, a continued one, a fork, or one made of items."""
         previous = creation.previous
         if previous is None:
             return await self._opened(caller, creation, list(creation.history))
@@ -332,7 +332,7 @@ class ResponseStore:
     # --- finding --------------------------------------------------------------------------------------
 
     async def session(self, caller: Caller, place: Place) -> SessionRecord | ClosedSession:
-        """The session of a response, or what is left of it."""
+        """The session of a response, or its kept data."""
         name = hidden_name(place.session)
         record = await self._service.known(caller.tenant, name)
         if record is not None:

@@ -111,7 +111,7 @@ class Conversation:
 
     @property
     def begins_answer(self) -> bool:
-        """Whether the last message is the beginning of the answer, which goes on there."""
+        """Whether the last message is the beginning of the answer, which continues it."""
         return bool(self.messages) and bool(self.messages[-1]["role"] == "assistant")
 
     def add(self, place: str, **message: Any) -> dict[str, Any]:

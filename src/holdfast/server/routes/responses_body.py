@@ -83,7 +83,7 @@ RESPONSE_BODY = make_body(
 
 
 def creation_of(service: Service, body: ResponseBody) -> Creation:
-    """What a body asks for; raises the problem with it."""
+    """The request of a body; raises the problem with it."""
     require_model(service, body.model)
     refuse_unbuilt(body)
     if not service.prompts.chats:

@@ -248,7 +248,7 @@ class Socket:
         return replace(creation, items=[*results, *said, *others], in_place=in_place)
 
     async def _respond(self, creation: Creation, lane: str | None) -> Following:
-        """Run a response; returns what follows it, if it was steered."""
+        """Run a response; returns its successor, if it was steered."""
         running = await start_stored(self._websocket, self._caller, creation)
         if not creation.stored:
             self._unstored.add(running.place.session)
@@ -328,13 +328,13 @@ class Socket:
 
 
 def _result(call: Item) -> Item:
-    """What a client has to bring for a call."""
+    """The client's item for a call."""
     result = {"type": f"{call['type']}_output", "call_id": call["call_id"]}
     return {**result, "name": call["name"]} if call["type"] == "function_call" else result
 
 
 def _follows(creation: Creation, response_id: str, items: list[Item]) -> Creation:
-    """The response that continues one that was steered, with its settings."""
+    """The response that continues a steered one, with its settings."""
     shown = {**creation.shown, "previous_response_id": response_id}
     return replace(creation, items=items, shown=shown, previous=response_of(response_id), history=())
 

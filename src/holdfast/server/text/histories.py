@@ -81,7 +81,7 @@ class Histories:
 
 
 def new_from(text: str, history: str, reasoning: ReasoningFormat | None) -> tuple[int | None, int]:
-    """Where a text goes on after a history (None if they differ), and how far they are the same."""
+    """Where a text continues after a history (None if they differ), and the length of the common part."""
     at = done = 0
     while True:
         same = _common(text, at, history, done)

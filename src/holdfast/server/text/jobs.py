@@ -228,10 +228,10 @@ def frame(message: Job | Answer) -> bytes:
 
 
 def decode_job(content: bytes) -> Job:
-    """What the API process asks for."""
+    """A request of the API process."""
     return _jobs.decode(content)
 
 
 def decode_answer(content: bytes) -> Answer:
-    """What a text process answers."""
+    """An answer of a text process."""
     return _answers.decode(content)

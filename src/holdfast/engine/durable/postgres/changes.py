@@ -170,7 +170,7 @@ class Batch(NamedTuple):
 
     @property
     def writes(self) -> list[Write]:
-        """What it leaves of each session: the last write on it."""
+        """The last write on each session."""
         last: dict[str, Write] = {}
         for part in self.parts:
             for name, change in part.changes.items():
@@ -426,7 +426,7 @@ class Builder:
         return contents
 
     def _loosen(self, known: Known) -> None:
-        """A session does not end with its last turn any more: nobody may lead to that."""
+        """A session no longer ends with its last turn, which may now be unreachable."""
         if known.head is not None:
             self.loose.append(known.head)
 

@@ -177,7 +177,7 @@ class PostgresJournal:
         self.close()
 
     def close(self) -> None:
-        """Write what is left, end the life and close the connection."""
+        """Write the remaining records, end the life and close the connection."""
         if not self.flush():
             left = len(self._pending) + (0 if self._unsent is None else self._unsent.records)
             log.error(
@@ -434,7 +434,7 @@ class PostgresJournal:
             return list(read_snapshots(self._link.open()))
 
     def unclaimed(self, after: str, seconds: float, most: int) -> list[str]:
-        """Sessions after `after` whose owner was last alive so long ago: nobody has asked for them since."""
+        """Sessions after `after` whose owner was last alive that long ago, and that are still unclaimed."""
         with self._reachable():
             return owners.unclaimed(self._connection(), after, seconds, most)
 

@@ -60,7 +60,7 @@ class Item:
 
     @property
     def said(self) -> tuple[str, ...]:
-        """What the history has of it, to tell whether it was changed since."""
+        """Its form in the history, to detect later changes."""
         return (self.id, self.kind, self.role, self.name, self.call_id, self.text)
 
     @property

@@ -109,7 +109,7 @@ class AnswerSettings:
         return Sampling(max_tokens=limit, temperature=self.temperature)
 
     def options(self, *, callable_tools: bool) -> AnswerOptions:
-        """What is asked of the answer."""
+        """The requirements of the answer."""
         choice = self.tool_choice if callable_tools else "none"
         return AnswerOptions(
             tools=self.tools or None,

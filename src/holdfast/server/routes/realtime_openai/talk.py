@@ -49,7 +49,7 @@ class Asked:
 
     @property
     def extra(self) -> str:
-        """What the response's instructions add to the session's; empty if it has none of its own."""
+        """The response's instructions beyond the session's; empty if it has none of its own."""
         own, all_of_it = self.session.instructions, self.answer.instructions
         if own and all_of_it.startswith(own):
             return all_of_it.removeprefix(own).lstrip("\n")
@@ -144,7 +144,7 @@ class Talk:
         )
 
     def unheard(self) -> None:
-        """What was to be said is not going to be."""
+        """The pending input is discarded."""
         record = self.service.table.get(self.caller.tenant, self.name)
         if record is not None and self._opened:
             self.service.listening.hear(record, None)
@@ -261,7 +261,7 @@ class Talk:
         ]
 
     def ended(self, turn: Turn, *, kept: bool, answer: Sequence[Item]) -> None:
-        """A turn has ended; one that was rolled back is none."""
+        """A turn has ended; a turn that was rolled back does not count."""
         if not kept:
             self.turns.remove(turn)
             return
