@@ -98,7 +98,7 @@ def test_announcements_are_bounded(make: Make, tmp_path: Path, monkeypatch: pyte
         staging.begin(call, f"s{call}", header, len(content))
     with pytest.raises(NotStaged, match="same number"):
         staging.begin(2, "s", header, len(content))
-    with pytest.raises(NotStaged, match="3 files are on their way"):
+    with pytest.raises(NotStaged, match="3 transfers are in progress"):
         staging.begin(3, "s", header, len(content))
     staging.abandon(0)
     assert stage(staging, 3, header, content), "the file of another has made room"

@@ -214,7 +214,7 @@ async def get_session(request: Request, session_id: str) -> Response:
     return json_answer(await service.describe(record))
 
 
-@router.patch("/v1/sessions/{session_id}", **documented(ChangeBody, "Change how a session is kept."))
+@router.patch("/v1/sessions/{session_id}", **documented(ChangeBody, "Change settings of a session."))
 async def change_session(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, ChangeBody)
@@ -274,7 +274,7 @@ async def spill(request: Request, session_id: str) -> Response:
 
 @router.post(
     "/v1/sessions/{session_id}/restore",
-    **documented(RestoreBody, "Bring a session back to the device.", required=False),
+    **documented(RestoreBody, "Restore a session to the device.", required=False),
 )
 async def restore(request: Request, session_id: str) -> Response:
     service = service_of(request)
@@ -328,7 +328,7 @@ async def fork(request: Request, session_id: str) -> Response:
 
 @router.post(
     "/v1/sessions/{session_id}/input",
-    **documented(InputBody, "Say more of the next turn's input; it is computed ahead."),
+    **documented(InputBody, "Append to the next turn's input; it is prefilled at once."),
 )
 async def say(request: Request, session_id: str) -> Response:
     service = service_of(request)
