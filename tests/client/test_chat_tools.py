@@ -186,7 +186,7 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(
 
 
 def test_a_choice_without_tools_and_a_missing_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="means nothing without --tools"):
+    with pytest.raises(OptionError, match="needs --tools"):
         AnswerAsked.read(AnswerOptions(tool_choice="required"))
     with pytest.raises(OptionError, match="cannot be read"):
         AnswerAsked.read(AnswerOptions(response_format=str(tmp_path / "absent.json")))

@@ -193,7 +193,7 @@ CHAT_TALKS = "--url uses the model of a server"
         (["chat", "nowhere", "--device", "tpu"], "--device must be one of auto, cpu, cuda, not 'tpu'"),
         (["chat", "nowhere", "--device", "cuda:99"], "--device cuda:99 cannot be used: torch finds "),
         (["chat", "nowhere", "--page-size", "0"], "--page-size must be a whole number of at least 1, not 0"),
-        (["chat", "nowhere", "--durability", "fsync"], "--durability means nothing without --journal"),
+        (["chat", "nowhere", "--durability", "fsync"], "--durability needs --journal"),
         (["chat", "nowhere", "--journal", ""], "--journal must name a file, not ''"),
     ],
 )
@@ -286,7 +286,7 @@ def test_a_model_on_the_line_goes_before_a_server_in_the_environment() -> None:
             ["echo", "--host", "0.0.0.0"],
             "--host 0.0.0.0 is reachable from other machines, and there are no keys",
         ),
-        (["echo", "--durability", "fsync"], "--durability means nothing without --journal"),
+        (["echo", "--durability", "fsync"], "--durability needs --journal"),
         (["echo", "--page-size", "300"], "--page-size must be at most 256, not 300"),
         (["echo", "--journal", ""], "--journal must name a file, not ''"),
         (["echo", "--journal", "."], "--journal must name a file, not '.'"),

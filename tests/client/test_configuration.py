@@ -198,7 +198,7 @@ def test_options_that_cannot_be_meant(stated: dict[str, object], option: str) ->
 
 @pytest.mark.parametrize(("name", "companion"), sorted(COMPANIONS.items()))
 def test_an_option_without_its_companion_is_refused(name: str, companion: str) -> None:
-    with pytest.raises(OptionError, match=f"means nothing without --{companion}"):
+    with pytest.raises(OptionError, match=f"needs --{companion}"):
         require_companions({name: 1})
     require_companions({name: 1, companion: "here"})
     require_companions({})

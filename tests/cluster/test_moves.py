@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_computed_again(apart: Apart, tmp_path: Path) -> No
         file.write_bytes(content)
     last = api.say(name, said[3], **GREEDY)
     assert last["text"] == expected[3]
-    shared.engines[int(target[1])].says("is computed again: its snapshot cannot be used")
+    shared.engines[int(target[1])].says("is recomputed: its snapshot cannot be used")
 
 
 def test_moves_under_load(apart: Apart, tmp_path: Path) -> None:

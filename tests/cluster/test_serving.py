@@ -152,7 +152,7 @@ def test_a_woken_engine_commits_nothing_and_takes_part_again(three: Shared) -> N
         )
     finally:
         os.kill(sleeper.process.pid, signal.SIGCONT)
-    sleeper.says("this server takes part again, with another life")
+    sleeper.says("this server continues with a new life")
     assert here.say(name, "three")["text"] == "three"
     assert here.state(name)["turns"] == 3 and here.state(name)["engine"] != "e0"
     lives = run_sql(three.url, "SELECT state FROM lives WHERE name = 'e0' ORDER BY life")

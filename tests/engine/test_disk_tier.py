@@ -505,7 +505,7 @@ def test_an_end_in_a_hurry_leaves_what_was_written_and_computes_the_rest_again(
         engine.loop.shut_down(lambda done, total: shown.append((done, total)), lambda: len(shown) == 2)
     assert shown == [(1, 3), (2, 3)]
     assert [record.getMessage() for record in caplog.records] == [
-        "1 of 3 sessions were not written before the engine ended; they will be computed again"
+        "1 of 3 sessions were not written before the engine ended; they will be recomputed"
     ]
     assert len(files(tmp_path)) == 2
     engine = make_any(**options(tmp_path))

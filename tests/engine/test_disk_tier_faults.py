@@ -172,7 +172,7 @@ def test_a_file_of_something_else_is_not_read(
         turn = session.say(said(2), greedy(9))
         assert turn.token_ids == expected[2]
     assert turn.usage.cached_tokens < 60
-    assert "session s is computed again: its snapshot cannot be used" in caplog.text
+    assert "session s is recomputed: its snapshot cannot be used" in caplog.text
     assert "s" not in disk.store.snapshots
 
 
@@ -214,7 +214,7 @@ def test_a_file_whose_tensors_do_not_fit_costs_computing_it_again(
         turn = session.say(said(2), greedy(9))
         assert turn.token_ids == expected[2]
     assert turn.usage.cached_tokens < 60
-    assert "session s is computed again: its snapshot cannot be used: it" in caplog.text
+    assert "session s is recomputed: its snapshot cannot be used: it" in caplog.text
     assert problem in caplog.text
     assert "s" not in store.snapshots
 
@@ -274,7 +274,7 @@ def test_no_room_to_put_a_file_back_costs_computing_it_again(
         turn = session.say(said(2), greedy(9))
         assert turn.token_ids == expected[2]
     assert len(calls) == 1 and turn.usage.cached_tokens < 60
-    assert "session s is computed again: it could not be restored: out of memory" in caplog.text
+    assert "session s is recomputed: it could not be restored: out of memory" in caplog.text
     assert len(files(tmp_path)) == 1, "the file is as good as before"
     to_disk(engine)
     costs_only_itself(session, 3, expected[3])

@@ -129,9 +129,7 @@ def test_a_file_of_another_type_is_recomputed(
 
     with caplog.at_level(logging.WARNING):
         again = make_any(kv_dtype=after, **options(tmp_path))
-    assert (
-        "session s will be computed again: its snapshot cannot be used: types does not match" in caplog.text
-    )
+    assert "session s will be recomputed: its snapshot cannot be used: types does not match" in caplog.text
     known = history(again)
     answer = again.resume("s").say(said(2), greedy(9))
     assert answer.usage.computed_tokens >= len(known)

@@ -69,7 +69,7 @@ def test_what_cannot_be_used_is_not_taken(make: Make, tmp_path: Path) -> None:
     with pytest.raises(NotStaged, match="no room"):
         staging.begin(1, "s", header, 1 << 40)
     for size in (0, -1, -(1 << 62)):
-        with pytest.raises(NotStaged, match="holds nothing"):
+        with pytest.raises(NotStaged, match=f"the announced size is {size} bytes"):
             staging.begin(1, "s", header, size)
     with pytest.raises(NotStaged, match="announced"):
         staging.write(1, content)
@@ -98,7 +98,7 @@ def test_announcements_are_bounded(make: Make, tmp_path: Path, monkeypatch: pyte
         staging.begin(call, f"s{call}", header, len(content))
     with pytest.raises(NotStaged, match="same number"):
         staging.begin(2, "s", header, len(content))
-    with pytest.raises(NotStaged, match="3 files are on their way"):
+    with pytest.raises(NotStaged, match="3 transfers are in progress"):
         staging.begin(3, "s", header, len(content))
     staging.abandon(0)
     assert stage(staging, 3, header, content), "the file of another has made room"

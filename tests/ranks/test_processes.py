@@ -152,10 +152,10 @@ def test_a_rank_that_reads_nothing_ends_the_engine(
     (process,) = lead._processes  # type: ignore[union-attr]
     stop(process.pid)
     monkeypatch.setattr(crew, "SUM_SECONDS", 0.1)
-    with pytest.raises(RankLost, match="rank 1 reads nothing"):
+    with pytest.raises(RankLost, match="rank 1 does not read"):
         lead.fence([0] * (4 << 20))  # type: ignore[union-attr]
     wait_gone(process.pid)
-    with pytest.raises(RankLost, match="rank 1 reads nothing"):
+    with pytest.raises(RankLost, match="rank 1 does not read"):
         lead.fence([0])  # type: ignore[union-attr]
 
 

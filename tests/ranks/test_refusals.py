@@ -76,7 +76,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         make_options(tensor_parallel=0)
     with pytest.raises(OptionError, match="tensor_parallel must be 1: echo has no weights"):
         open_loop("echo", make_options(tensor_parallel=2))
-    with pytest.raises(OptionError, match="tensor_parallel does not go with --replicas"):
+    with pytest.raises(OptionError, match="tensor_parallel cannot be combined with --replicas"):
         make_plan("m", ClusterOptions(replicas=2), {"tensor_parallel": 2}, {"link_keys": "keys.pem"})
     assert "tensor_parallel" in {option.name for option in ENGINE_OPTIONS}
 

@@ -30,10 +30,10 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class AnswerAsked:
-    """What the options say: the tools of every conversation, and fields of turns.
+    """The parsed options: the tools of every conversation, and fields of turns.
 
-    `said` are the fields of turns with the user's words, `results` those of turns with results of tools: in
-    these the model chooses for itself whether to call again.
+    `said` are the fields of turns with user input, `results` those of turns with tool results, in which the
+    model may always choose whether to call again.
     """
 
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class AnswerAsked:
 def _read_tools(options: AnswerOptions) -> list[dict[str, Any]]:
     if options.tools is None:
         if options.tool_choice is not None:
-            raise OptionError("tool_choice", "means nothing without --tools")
+            raise OptionError("tool_choice", "needs --tools")
         return []
     tools = _read_json("tools", options.tools)
     choice = None if options.tool_choice is None else _choice(options.tool_choice)

@@ -23,7 +23,7 @@ def printable(text: str) -> str:
 
 
 class AnswerView:
-    """The answer that is being shown. `reasoning` is what the model thought, whole."""
+    """The answer on display. `reasoning` is the model's whole reasoning."""
 
     def __init__(self, console: Console, *, expanded: bool = False) -> None:
         self._console = console
@@ -35,7 +35,7 @@ class AnswerView:
         """Whether the current line has text: its length, or more."""
 
     def show(self, events: Iterable[TurnEvent]) -> bool:
-        """Show what is new; whether there was anything."""
+        """Show new output; returns whether there was any."""
         shown = False
         for event in events:
             shown = True

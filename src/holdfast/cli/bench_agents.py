@@ -90,7 +90,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What is started for the measurement, if anything."""
+    """The servers started for the measurement, if any."""
 
     here: Annotated[
         str | None,
@@ -150,7 +150,9 @@ def agents(
     for name in ("in_process", "over_http", *stated):
         if on_the_line(context, name):
             flag = {"over_http": "http"}.get(name, name).replace("_", "-")
-            raise refusal(TITLE, f"--{flag} needs --here MODEL: it is about an engine that is started")
+            raise refusal(
+                TITLE, f"--{flag} needs --here MODEL: it configures the engine that the command starts"
+            )
 
     def measured(client: Client, api: str, name: str) -> list[dict[str, Any]]:
         with turns_shown(f"{TITLE} {api}", f"turns of {load.sessions} agents") as told:

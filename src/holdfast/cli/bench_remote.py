@@ -1,4 +1,4 @@
-"""What the benchmarks of a running server share: options, errors, and progress."""
+"""Shared parts of the benchmarks of a running server: options, errors, and progress."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ TURN_ROOM = 4096
 """Tokens of the context beyond the longest history."""
 
 HELP = (
-    "The way of a turn from the client's socket to the engine and back, in spans, beside the same turns in "
+    "Latency of a turn from the client's socket to the engine and back, in spans, beside the same turns in "
     "process.\n\n"
     "Each history is measured with one stream, and each number of streams with the first history. Engine "
     "options are those of serve.\n\n"

@@ -33,7 +33,7 @@ app = typer.Typer(add_completion=False)
 HELP = (
     "Talk to a model in the terminal.\n\n"
     "\b\n"
-    "Ctrl-C    interrupts the model: what was shown stays, the rest is discarded\n"
+    "Ctrl-C    interrupts the model: the text shown so far stays, the rest is discarded\n"
     "/rewind   removes turns; /fork continues in a copy\n"
     "/memory   shows who holds the memory; /help lists everything\n\n"
     "Tool calls are shown with their arguments; you type the results.\n\n"

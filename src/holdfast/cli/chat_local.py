@@ -40,7 +40,7 @@ class Unusable(ValueError):
 
 
 class LocalFields:
-    """What every turn is asked with: `said` with the user's words, `results` with results of tools."""
+    """The fields of every turn: `said` for user input, `results` for tool results."""
 
     def __init__(self, sampling: Sampling, asked: AnswerAsked) -> None:
         self.tools = asked.tools
@@ -69,7 +69,7 @@ class LocalSpeech:
         self._taken = 0
 
     def take(self) -> Sequence[TurnEvent] | None:
-        """Run a step and return what is new."""
+        """Run a step and return the new output."""
         running = not self._turn.done
         if running:
             self._engine.drive()
@@ -97,12 +97,12 @@ class LocalSpeech:
                 return TurnEvent(TurnEventKind.CALL_DONE, index=event.index, outcome=event.outcome.value)
 
     def cut(self) -> None:
-        """Interrupt; keep what was taken so far, without half a call."""
+        """Interrupt; keep the output taken so far, without half a call."""
         self._session.interrupt(keep=self._turn.tokens_settled)
 
     @property
     def usage(self) -> Cost:
-        """What the turn cost."""
+        """The cost of the turn."""
         return self._turn.usage
 
     @property

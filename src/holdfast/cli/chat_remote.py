@@ -65,13 +65,13 @@ class RemoteSpeech:
         return (event,)
 
     def cut(self) -> None:
-        """Interrupt; keep what was taken so far, without half a call, and wait for the server's result."""
+        """Interrupt; keep the output taken so far, without half a call, and wait for the server's result."""
         self._session.interrupt(keep=self._tokens_taken)
         self._reader.join()
 
     @property
     def usage(self) -> Cost:
-        """What the turn cost."""
+        """The cost of the turn."""
         self._reader.join()
         return self._turn.usage
 

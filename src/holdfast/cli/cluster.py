@@ -115,7 +115,7 @@ def _show_move(moved: dict[str, Any]) -> None:
 
 @app.command()
 def events(url: URL = DEFAULT_URL, api_key: API_KEY = None, as_json: AS_JSON = False) -> None:
-    """Show what has happened to engines and sessions, as this server has seen it."""
+    """Show recent events of engines and sessions, as seen by this server."""
     found = _asked(url, api_key, lambda client: client.ask(calls.cluster("GET", "events")))
     for event in found["events"]:
         if as_json:

@@ -17,7 +17,7 @@ app = typer.Typer(add_completion=False)
 HELP = (
     "Write a key file for links between servers and engines.\n\n"
     "Every engine (holdfast engine) and every server that uses it (holdfast serve --engine) needs the same "
-    "file; whoever has it may join. Only its owner may read it."
+    "file; every process that has it may join. Only its owner may read it."
 )
 
 

@@ -71,9 +71,9 @@ def write_bytes(count: int) -> str:
 class Option:
     """One option: the field that it fills, the type that is parsed, and its help.
 
-    `variable` is the environment variable where that is not HOLDFAST_ and the name. `choices` are what a
-    shell completes; the engine or the server rejects other values. `default` is what the help shows for a
-    default that is not the field's own.
+    `variable` is the environment variable if it is not HOLDFAST_ and the name. `choices` are for shell
+    completion; the engine or the server rejects other values. `default` replaces the field's own default in
+    the help.
     """
 
     name: str
@@ -118,7 +118,7 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     Option(
         "tensor_parallel",
         int,
-        "Processes that the model is divided over, each with a GPU of its own; on a CPU with some cores.",
+        "Number of processes that the model is divided over, each with its own GPU or some CPU cores.",
     ),
     Option(
         "dtype",
@@ -325,7 +325,7 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     Option("message_limit", str, "Maximum size of a WebSocket message.", parse_bytes),
     Option("header_seconds", float, "Timeout for the headers of a request."),
     Option("body_seconds", float, "Timeout for the body of a request."),
-    Option("drain_seconds", float, "Time that turns in flight get to end at shutdown."),
+    Option("drain_seconds", float, "Time in seconds for running turns to end at shutdown."),
     Option("hang_seconds", float, "Time without a heartbeat after which the engine is restarted."),
     Option(
         "tenant_sessions",
@@ -385,7 +385,7 @@ CLUSTER_OPTIONS: tuple[Option, ...] = (
     Option(
         "replicas",
         int,
-        "Number of engines on Ray, one per GPU; needs `pip install 'holdfast[cluster]'`.",
+        "Number of engines on Ray, one per GPU; needs `pip install 'holdfast\\[cluster]'`.",
     ),
     Option("max_replicas", int, "Number of engines under load (default: --replicas)."),
     Option("api_replicas", int, "Number of API processes (default: 2, or 1 beside one engine)."),
@@ -413,7 +413,7 @@ ANSWER_OPTIONS: tuple[Option, ...] = (
     Option(
         "tool_choice",
         str,
-        "Whether the model calls a tool when you say something: auto, none, required, or a tool's name.",
+        "Tool calls in answers to your messages: auto, none, required, or a tool's name.",
         choices=TOOL_CHOICES,
     ),
     Option(
@@ -424,14 +424,16 @@ ANSWER_OPTIONS: tuple[Option, ...] = (
     Option(
         "thinking",
         bool,
-        "Whether the model reasons before it answers, where its chat template can switch it.",
+        "Whether the model reasons before it answers, if its chat template can switch it.",
         flags=("--thinking/--no-thinking",),
     ),
-    Option("thinking_tokens", int, "Maximum number of tokens of reasoning; its end is then forced."),
+    Option(
+        "thinking_tokens", int, "Maximum number of reasoning tokens; then the end of the reasoning is forced."
+    ),
     Option(
         "show_thinking",
         bool,
-        "Show reasoning as it comes, rather than folded into one line.",
+        "Show reasoning while it is generated, not folded into one line.",
         flags=("--show-thinking/--fold-thinking",),
     ),
 )
@@ -521,7 +523,7 @@ def require_companions(stated: Mapping[str, Any]) -> None:
     """Reject an option without the one that it needs."""
     for name, companion in COMPANIONS.items():
         if name in stated and companion not in stated:
-            raise OptionError(name, f"means nothing without --{companion.replace('_', '-')}")
+            raise OptionError(name, f"needs --{companion.replace('_', '-')}")
 
 
 def as_arguments(stated: Mapping[str, Any]) -> list[str]:

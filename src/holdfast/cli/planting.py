@@ -1,4 +1,4 @@
-"""The mutants of the simulations: the options that plant and list them, and what is said of them."""
+"""The mutants of the simulations: the options that plant and list them, and their descriptions."""
 
 from __future__ import annotations
 

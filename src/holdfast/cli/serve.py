@@ -84,7 +84,9 @@ def _require_no_engine(context: typer.Context, engine: dict[str, Any]) -> None:
     given = [name for name in ("model", "named_model", *engine) if on_the_line(context, name)]
     if given:
         shown = "model" if given[0] == "named_model" else given[0]
-        raise OptionError(shown, "belongs to the engines: give it to `holdfast engine`, not with --engine")
+        raise OptionError(
+            shown, "is an engine option: give it to `holdfast engine`, not to a server with --engine"
+        )
 
 
 def _run(model: str, engine: dict[str, Any], server: ServerOptions) -> int:

@@ -148,7 +148,7 @@ def list_sessions(
 
 
 def _list_open(url: str, api_key: str | None, as_json: bool) -> None:
-    """List the open sessions of a server, with what they hear."""
+    """List the open sessions of a server, with their incoming input."""
     with _on_server(url, api_key) as client:
         sessions = client.sessions()
     if as_json:
@@ -267,22 +267,22 @@ def remove(name: NAME, journal: JOURNAL) -> None:
 def change(
     name: OPEN,
     ttl: Annotated[
-        float | None, typer.Option(help="Idle time in seconds after which it is closed; 0 for the default.")
+        float | None, typer.Option(help="Idle time in seconds until it is closed; 0 for the default.")
     ] = None,
     pin: Annotated[
-        bool | None, typer.Option("--pin/--no-pin", help="Keep its memory on the device while others leave.")
+        bool | None, typer.Option("--pin/--no-pin", help="Evict its memory after that of other sessions.")
     ] = None,
     priority: Annotated[
-        int | None, typer.Option(min=-4, max=4, help="The lowest leaves the device first.")
+        int | None, typer.Option(min=-4, max=4, help="Sessions with the lowest priority are evicted first.")
     ] = None,
     keep_reasoning: Annotated[
         bool | None,
-        typer.Option("--keep-reasoning/--drop-reasoning", help="Whether turns keep what was thought."),
+        typer.Option("--keep-reasoning/--drop-reasoning", help="Whether turns keep the model's reasoning."),
     ] = None,
     url: URL = DEFAULT_URL,
     api_key: API_KEY = None,
 ) -> None:
-    """Change how an open session of a server is kept; what is left out stays."""
+    """Change settings of an open session of a server; omitted ones stay."""
     asked: SessionChange = {}
     if ttl is not None:
         asked["ttl"] = ttl or None
@@ -308,7 +308,7 @@ def compact(
     name: OPEN,
     from_turn: Annotated[int, typer.Argument(min=1, help="The first turn to replace, counted from 1.")],
     to_turn: Annotated[int, typer.Argument(min=1, help="The last turn to replace.")],
-    text: Annotated[str, typer.Argument(help="What takes their place: a message of the user.")],
+    text: Annotated[str, typer.Argument(help="The user message that replaces them.")],
     url: URL = DEFAULT_URL,
     api_key: API_KEY = None,
 ) -> None:

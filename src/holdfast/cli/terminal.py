@@ -38,7 +38,7 @@ __all__ = [
 HELP = """\
 /rewind N   remove the last N turns (default: 1)
 /fork       continue in a copy of this conversation; /fork N switches to conversation N
-/thinking   show what the model thought before its last answer
+/thinking   show the reasoning of the last answer
 /memory     show who holds the memory
 /help       show this list
 /quit       exit (or Ctrl-D)
@@ -51,7 +51,7 @@ LEAVE = frozenset({"/quit", "/exit"})
 
 
 class Cost(Protocol):
-    """What a turn cost, in tokens."""
+    """The cost of a turn, in tokens."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -70,14 +70,14 @@ class Speech(Protocol):
     """A running turn."""
 
     def take(self) -> Sequence[TurnEvent] | None:
-        """What is new, after a short wait; None at the end."""
+        """New output, after a short wait; None at the end."""
 
     def cut(self) -> None:
         """Interrupt; keep the text taken so far."""
 
     @property
     def usage(self) -> Cost:
-        """What the turn cost, after its end."""
+        """The cost of the turn, after its end."""
 
     @property
     def tool_calls(self) -> Sequence[ToolCall]:
@@ -109,7 +109,7 @@ class Host(Protocol):
 
     @property
     def refusals(self) -> tuple[type[Exception], ...]:
-        """Exceptions that are shown in a line; the conversation goes on."""
+        """Exceptions that are shown in a line; the conversation continues."""
 
     def open(self) -> Talk:
         """Begin a conversation."""
@@ -253,7 +253,7 @@ class Chat:
         return () if interrupt.pressed else speech.tool_calls
 
     def ask_results(self, calls: Sequence[ToolCall]) -> dict[str, str]:
-        """What the user types as the results of calls; nothing if a line is empty or the input ends."""
+        """The results of calls, as typed by the user; none if a line is empty or the input ends."""
         results: dict[str, str] = {}
         for call in calls:
             try:
@@ -281,7 +281,7 @@ def is_text(line: str) -> bool:
 
 
 def summary(usage: Cost, first: float, total: float, interrupted: bool) -> str:
-    """One line about what a turn cost."""
+    """One line with the cost of a turn."""
     parts = [
         f"computed {usage.prompt_tokens - usage.cached_tokens}",
         f"cached {usage.cached_tokens}",

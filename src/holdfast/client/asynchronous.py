@@ -71,7 +71,7 @@ class AsyncSession:
     ) -> AsyncTurn:
         """Start a turn: iterate over it for streamed text, or await its `wait()`.
 
-        Without an argument it says what was appended before.
+        Without an argument the appended input is used.
         """
         self._appended = 0
         call = calls.start_turn(self.id, said, fields, turn_id)
@@ -95,7 +95,7 @@ class AsyncSession:
         turn_id: str | None = None,
         **fields: Unpack[TurnFields],
     ) -> AsyncTurn:
-        """Cut the turn that speaks after what was heard, and go on with this one, in one act.
+        """Cut the running turn after the received tokens, and continue with this one, in one call.
 
         `keep` is as of `interrupt`, without "none".
         """
@@ -271,5 +271,5 @@ class AsyncClient:
         return await self.ask(calls.generate(name, prompt, sampling))
 
     async def ask(self, call: Call[Answer]) -> Answer:
-        """Send any call of `calls` and return what its answer says."""
+        """Send any call of `calls` and return its decoded answer."""
         return await self._transport.ask(call)

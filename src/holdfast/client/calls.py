@@ -129,7 +129,7 @@ def metrics() -> Call[dict[str, float]]:
 
 
 def list_sessions(after: str | None = None) -> Call[tuple[list[SessionView], str | None]]:
-    """A page of the sessions of a key, from where the page before it ended; read with where to go on."""
+    """A page of a key's sessions, after the end of the previous page; returns the next position too."""
     path = "/v1/sessions" if after is None else f"/v1/sessions?after={quote(after, safe='')}"
     return Call("GET", path, None, _page)
 
@@ -155,7 +155,7 @@ def open_session(
 
 
 def change_session(session_id: str, change: SessionChange) -> Call[SessionView]:
-    """Change how a session is kept; what is left out stays."""
+    """Change settings of a session; omitted ones stay."""
     return Call("PATCH", _session(session_id), dict(change), _view)
 
 
@@ -172,7 +172,7 @@ def append_input(session_id: str, start: int, text: str) -> Call[int]:
 
 
 def steer_fields(keep: Keep, heard: int | None) -> Body:
-    """The fields of a turn that steers, for what it keeps of the turn before it."""
+    """The fields of a steering turn, for the part that it keeps of the previous turn."""
     kept = keep_fields(keep, heard)
     if kept.get("keep") == "none":
         raise BadArgument("a turn that is steered keeps its input: keep a number of tokens, heard, or all")
@@ -185,7 +185,7 @@ def start_turn(
 ) -> Call[None]:
     """A turn whose answer is a stream; its id is the client's, as its idempotency key.
 
-    Without an input it takes what was appended; `steers` comes from `steer_fields`.
+    Without an input it uses the appended text; `steers` comes from `steer_fields`.
     """
     options, sampling = turn_fields(fields)
     body = {
@@ -310,7 +310,7 @@ def sampling_fields(sampling: Sampling) -> Body:
 
 
 def keep_fields(keep: Keep, heard: int | None) -> Body:
-    """The fields for what an interrupt keeps; `heard` is the number of tokens handed to the caller."""
+    """The fields for the kept part of an interrupt; `heard` is the number of tokens handed to the caller."""
     if keep == "heard":
         return {"keep": "all"} if heard is None else {"keep_tokens": heard}
     if isinstance(keep, str):

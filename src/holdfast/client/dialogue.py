@@ -1,7 +1,7 @@
 """The realtime protocol without I/O: what to send, what was received, what to send again.
 
-The server numbers its messages; `last_seq` is the last number received, and an opening message that carries
-it makes the server replay everything after it. Messages that the server has not answered yet (by the start of
+The server numbers its messages; `last_seq` is the last number received. If the opening message carries it,
+the server replays all later messages. Messages that the server has not answered yet (by the start of
 their turn, or by the event of a rewind or fork) are `pending`: after a reconnect they are sent again under
 the same id. Made by the sessions of both clients; `realtime` moves it over a connection.
 """
@@ -53,7 +53,7 @@ class RealtimeEvent:
 
     @property
     def reasoning(self) -> str:
-        """What the model thinks: of `response.reasoning.delta`, or of a whole turn that is done."""
+        """The reasoning: of `response.reasoning.delta`, or of a whole finished turn."""
         name = "text" if self.type == "response.reasoning.delta" else "reasoning"
         return str(self.body.get(name) or "")
 
@@ -105,7 +105,7 @@ class Dialogue:
         return opening
 
     def catching_up(self) -> list[Body]:
-        """What a new connection begins with: the opening, and what was said and not answered."""
+        """The first messages of a new connection: the opening, and unanswered messages."""
         self._repeated |= {message["request_id"] for message in self.pending if "request_id" in message}
         return [self.opening(), *self.pending]
 
@@ -124,7 +124,7 @@ class Dialogue:
         return message
 
     def replace(self, start: int, text: str) -> Body:
-        """Other text from a character of what was appended on."""
+        """Replace the appended text from a character on."""
         message: Body = {"type": "input.replace", "start": start, "text": text}
         self._say(message)
         return message
@@ -140,7 +140,7 @@ class Dialogue:
         fields: TurnFields,
         keep_tokens: int | None = None,
     ) -> Body:
-        """What was appended is the input of a turn; a turn that still speaks is waited for, or cut off."""
+        """Commit the appended input as a turn, after the running turn or cutting it."""
         options, sampling = calls.turn_fields(fields)
         message: Body = {"type": "input.commit", "turn_id": turn_id or calls.new_id("t"), "mode": mode}
         if keep_tokens is not None:
@@ -152,7 +152,7 @@ class Dialogue:
         return message
 
     def _say(self, message: Body) -> None:
-        """Have a message said, and said again until it is answered; one that cannot be is refused now."""
+        """Queue a message and repeat it until it is answered; raises if it cannot be sent."""
         calls.written(message)
         self.pending.append(message)
 
@@ -222,7 +222,7 @@ class Dialogue:
         return any(message.get("request_id") == request_id for message in self.pending)
 
     def _answered(self, turn_id: str | None) -> None:
-        """The server has a turn: its commit and what was appended before it are no longer pending."""
+        """The server has a turn: its commit and the input appended before it are no longer pending."""
         for place, message in enumerate(self.pending):
             if message["type"] == "input.commit" and message["turn_id"] == turn_id:
                 before = [each for each in self.pending[:place] if "request_id" in each]

@@ -1,8 +1,8 @@
-"""What the client raises: one tree of exceptions, each with what the server said about it.
+"""The client's exceptions: one tree, each with the server's own error fields.
 
 `HoldfastError` is the root. A `RequestFailed` carries the server's `status`, `code`, `type` and `param`, the
-id of the request and, where the server asked for patience, `retry_after` in seconds; its subclasses are what
-callers tell apart: by the status of an answer, and by the `type` of an error inside a stream, which has none.
+id of the request and, if the server sent one, `retry_after` in seconds. Its subclasses follow the status of
+an answer, or the `type` of an error inside a stream, which has no status.
 Used by everything in this package and by its callers.
 """
 
@@ -54,7 +54,7 @@ class ProtocolError(HoldfastError):
 
 
 class AnswerChanged(HoldfastError):
-    """A turn was retried after its connection broke, and its text differs from what was shown."""
+    """A turn was retried after its connection broke, and its text differs from the text already shown."""
 
 
 class RequestFailed(HoldfastError):
@@ -162,7 +162,7 @@ def error_from_response(status: int, body: bytes, headers: Mapping[str, str]) ->
 
 
 def error_from_body(said: Mapping[str, Any]) -> RequestFailed:
-    """The exception for an error that arrives inside a stream, where no status says what it is."""
+    """The exception for an error inside a stream, which has no status."""
     fallback = ServerFault if said.get("code") == INTERNAL_CODE else TurnFailed
     return BY_TYPE.get(str(said.get("type")), fallback)(
         str(said.get("message") or "the turn failed"),

@@ -6,8 +6,8 @@
         for event in realtime:
             print(event.text, end="")
 
-Input may be appended while the model speaks. A dropped connection is opened again, and goes on after the last
-event that was heard; what was said and not answered is said again. Iteration ends when the session is closed.
+Input may be appended while the model generates. A dropped connection is reopened and continues after the last
+event received; unanswered messages are sent again. Iteration ends when the session is closed.
 Sending from one thread (or task) while another one iterates is allowed.
 """
 
@@ -40,7 +40,7 @@ FATAL_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010})
 
 
 class _Line:
-    """What both kinds of conversation know: where they talk, what was said, and whether they are over."""
+    """Shared state of both kinds of conversation: address, protocol state, and whether it is over."""
 
     def __init__(self, url: str, headers: Mapping[str, str], dialogue: Dialogue, retries: Retries) -> None:
         self.dialogue = dialogue
@@ -75,7 +75,7 @@ class _Line:
         return attempts.after(reason)
 
     def _reason(self, error: Exception) -> HoldfastError:
-        """What a failed connection means."""
+        """The exception for a failed connection."""
         if isinstance(error, InvalidStatus):
             response = error.response
             body = bytes(response.body or b"")
@@ -114,7 +114,7 @@ class Realtime(_Line):
         self._send(self.dialogue.append(said))
 
     def replace(self, start: int, text: str) -> None:
-        """Other text from character `start` of what was appended on."""
+        """Replace the appended text from character `start` on."""
         self._send(self.dialogue.replace(start, text))
 
     def tool_results(self, results: Mapping[str, ToolOutput]) -> None:
@@ -231,7 +231,7 @@ class AsyncRealtime(_Line):
         await self._send(self.dialogue.append(said))
 
     async def replace(self, start: int, text: str) -> None:
-        """Other text from character `start` of what was appended on."""
+        """Replace the appended text from character `start` on."""
         await self._send(self.dialogue.replace(start, text))
 
     async def tool_results(self, results: Mapping[str, ToolOutput]) -> None:

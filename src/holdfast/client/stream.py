@@ -1,9 +1,9 @@
-"""Reading a turn's stream without I/O: bytes to events, events to what is new of the turn.
+"""Reading a turn's stream without I/O: bytes to events, events to the new parts of the turn.
 
 `EventDecoder` parses `text/event-stream` from chunks of any size; only a newline ends a line, because text
-may hold other characters that Python treats as line ends. It is our own because the decoders of httpx-sse are
-private and tied to one response (docs/decisions/0019). `TurnReader` turns the events of one turn into what
-is new in them, also after a reconnect, when the stream starts again from its beginning. Used by both clients.
+may hold other characters that Python treats as line ends. The decoders of httpx-sse are private and tied to
+one response (docs/decisions/0019). `TurnReader` extracts the new parts from the events of one turn, also
+after a reconnect, when the stream starts again from its beginning. Used by both clients.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _Part:
         return text[len(before) :]
 
     def rest(self, text: str) -> str:
-        """What is new in the whole text; nothing if it is not what was shown."""
+        """The new part of the whole text; empty if its prefix is not the shown text."""
         if not text.startswith(self.shown):
             return ""
         new = text[len(self.shown) :]
@@ -129,12 +129,12 @@ class _Mark(NamedTuple):
 
 
 class TurnReader:
-    """What the caller of one turn has got of it: text, reasoning, tool calls and tokens.
+    """The parts of one turn that its caller has received: text, reasoning, tool calls and tokens.
 
     `shown` is the text handed out, `tokens_shown` how many tokens came with it, `tokens_settled` how many of
-    these lie outside a call that is not done. A stream that is opened again is read from its beginning: what
-    was shown is skipped, and must be the same. A turn may be over at the server before its words are read:
-    `cut` then shortens its result to what an interruption has kept.
+    these lie outside an unfinished call. A reopened stream is read from its beginning: the part already shown
+    is skipped, and must be the same. A turn may be over at the server before its text is read: `cut` then
+    shortens its result to the tokens that an interrupt has kept.
     """
 
     __slots__ = (
@@ -180,7 +180,7 @@ class TurnReader:
             part.at = 0
 
     def hear(self, event: Event) -> list[TurnEvent]:
-        """What an event says that is new; raises what the server says went wrong."""
+        """The new part of an event; raises the server's error."""
         if event.name == "done":
             return self.settle(TurnResult.from_body(event.body()))
         if event.name == "error":
@@ -193,7 +193,7 @@ class TurnReader:
         return [] if told is None else [told]
 
     def _told(self, kind: TurnEventKind, body: dict[str, Any]) -> TurnEvent | None:
-        """An event, without what was handed out before; None if all of it was."""
+        """An event without the part already handed out; None if nothing is left."""
         try:
             if kind is TurnEventKind.TEXT:
                 text = self._text.advance(str(body.get("text", "")))
@@ -246,7 +246,7 @@ class TurnReader:
             self.result = self._shortened(self.result)
 
     def settle(self, result: TurnResult) -> list[TurnEvent]:
-        """The turn has ended so; what the events have not said of it is new."""
+        """The turn has ended with this result; the parts without an event are new."""
         if self._kept is not None and self._kept < len(result.token_ids):
             self.result = self._shortened(result)
             return []
@@ -265,7 +265,7 @@ class TurnReader:
         return [event for event in told if event.text] + self._rest_of_calls(result.tool_calls)
 
     def _rest_of_calls(self, calls: tuple[ToolCall, ...]) -> list[TurnEvent]:
-        """What no event has told of the result's calls: a remembered answer may come without events."""
+        """The result's calls without an event: a stored answer may come without events."""
         told: list[TurnEvent | None] = []
         places = {call.call.id: index for index, call in enumerate(self._calls)}
         for call in calls:
@@ -279,7 +279,7 @@ class TurnReader:
         return [event for event in told if event is not None]
 
     def _shortened(self, result: TurnResult) -> TurnResult:
-        """The result without the tokens past those kept, and with what was said by then."""
+        """The result cut to the kept tokens, with the text up to them."""
         kept = self._kept
         if kept is None or kept >= len(result.token_ids):
             return result

@@ -70,7 +70,7 @@ class Session:
     ) -> Turn:
         """Start a turn: iterate over it for streamed text, or wait for its `text`.
 
-        Without an argument it says what was appended before.
+        Without an argument the appended input is used.
         """
         self._appended = 0
         call = calls.start_turn(self.id, said, fields, turn_id)
@@ -94,7 +94,7 @@ class Session:
         turn_id: str | None = None,
         **fields: Unpack[TurnFields],
     ) -> Turn:
-        """Cut the turn that speaks after what was heard, and go on with this one, in one act.
+        """Cut the running turn after the received tokens, and continue with this one, in one call.
 
         `keep` is as of `interrupt`, without "none".
         """
@@ -274,5 +274,5 @@ class Client:
         return self.ask(calls.generate(name, prompt, sampling))
 
     def ask(self, call: Call[Answer]) -> Answer:
-        """Send any call of `calls` and return what its answer says."""
+        """Send any call of `calls` and return its decoded answer."""
         return self._transport.ask(call)

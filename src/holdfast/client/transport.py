@@ -35,7 +35,7 @@ def bearer(api_key: str | None) -> dict[str, str]:
 
 
 class _Endpoint:
-    """Where calls go, what each of them carries, and how patient their sender is."""
+    """Address, headers and timeouts of calls."""
 
     http: httpx.Client | httpx.AsyncClient
 
@@ -52,7 +52,7 @@ class _Endpoint:
         }
 
     def _request(self, call: Call[Any]) -> httpx.Request:
-        """A call as it is sent; raises `BadArgument` for one that cannot be."""
+        """A call as it is sent; raises `BadArgument` if it cannot be sent."""
         if self.http.is_closed:
             raise BadArgument("the client is closed")
         if call.body is None:

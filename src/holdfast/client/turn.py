@@ -29,7 +29,7 @@ BREAKS = (ConnectionFailed, Unavailable)
 
 
 class _Heard:
-    """The state of a turn: its call, what was read, and its result."""
+    """The state of a turn: its call, the parts read so far, and its result."""
 
     def __init__(self, url: str, call: Call[Any], attempts: Attempts) -> None:
         assert call.body is not None, "a turn is asked for with a body"
@@ -53,7 +53,7 @@ class _Heard:
 
     @property
     def tokens_settled(self) -> int:
-        """How many of these lie outside a tool call that is not done: what an interruption keeps."""
+        """How many of these lie outside an unfinished tool call: the tokens that an interrupt keeps."""
         return self._reader.tokens_settled
 
     @property
@@ -66,7 +66,7 @@ class _Heard:
 
     @property
     def text(self) -> str:
-        """Everything the turn said; of one that was cut short what stands."""
+        """The whole text of the turn; after a cut, the part that stays."""
         return self.result.text
 
     @property
@@ -81,7 +81,7 @@ class _Heard:
 
     @property
     def reasoning(self) -> str:
-        """What the model thought before it answered."""
+        """The model's reasoning."""
         return self.result.reasoning
 
     @property
@@ -91,7 +91,7 @@ class _Heard:
 
     @property
     def usage(self) -> Usage:
-        """What the turn cost."""
+        """The token counts of the turn."""
         return self.result.usage
 
     @property
@@ -105,7 +105,7 @@ class _Heard:
             self._reader.cut(keep.get("keep_tokens", 0))
 
     def _hear(self, decoder: EventDecoder, chunk: bytes) -> Iterator[TurnEvent]:
-        """What is new in a chunk of the stream."""
+        """The new events of a chunk of the stream."""
         for event in decoder.feed(chunk):
             for told in self._reader.hear(event):
                 self._attempts.progress()
@@ -118,7 +118,7 @@ class _Heard:
 
 
 class Turn(_Heard):
-    """An iterator of text as it comes; what it says of its end waits for that end."""
+    """An iterator of text as it arrives; `text`, `usage` and the other results wait for the end."""
 
     def __init__(self, transport: Transport, call: Call[Any]) -> None:
         super().__init__(transport.url, call, Attempts(transport.retries))

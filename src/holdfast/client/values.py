@@ -88,7 +88,7 @@ class TurnOptions(TypedDict, total=False):
 
 
 class AnswerOptions(TypedDict, total=False):
-    """What the answer must match, what it may call, and how it reasons; as the server declares them."""
+    """Constraints, tools and reasoning of the answer, as the server declares them."""
 
     response_format: Mapping[str, Any]
     grammar: Mapping[str, Any]
@@ -190,7 +190,7 @@ class ToolCall:
 
 
 class TurnEventKind(StrEnum):
-    """What a stream tells of a turn."""
+    """The kind of an event in a turn's stream."""
 
     TEXT = "delta"
     REASONING = "reasoning.delta"
@@ -216,7 +216,7 @@ class TurnEvent:
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """The result of a turn. `tool_calls` are the complete ones; `reasoning` is what the model thought."""
+    """The result of a turn. `tool_calls` are the complete ones; `reasoning` is the model's reasoning."""
 
     turn_id: str
     text: str

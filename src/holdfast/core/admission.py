@@ -1,8 +1,7 @@
-"""Admission: one transaction that owns everything a turn takes on its way in.
+"""Admission: one transaction that owns everything a turn allocates until it runs.
 
-It matches the prefix tree, leases what it found, takes copies of a tail, appends the input and begins the
-turn on the session's memory. Until the turn is running it can be undone whole, and the session is then as it
-was before.
+It matches the prefix tree, leases the match, copies a tail, appends the input and begins the turn on the
+session's memory. Until the turn is running the whole admission can be undone, which restores the session.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from holdfast.core.turn import Turn
 
 
 class Admission:
-    """What one turn has taken so far; `pinned` are the points that were pinned before it began."""
+    """The allocations of one turn so far; `pinned` are the points that were pinned before it began."""
 
     __slots__ = ("branch", "known", "leaned", "pinned", "registry", "session", "turn")
 

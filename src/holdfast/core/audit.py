@@ -1,16 +1,16 @@
 """The audit: ownership recounted from the owners, always on, able to fail, and never fatal.
 
-Three ways to find what is wrong. A Hold or Lease that is dropped alive reports itself. The census asks
-every owner what it holds and compares that with the ledger: a Hold without an owner or with two, a unit
+Three ways to find faults. A Hold or Lease that is dropped alive reports itself. The census compares the
+units of every owner with the ledger: a Hold without an owner or with two, a unit
 in two places or in none, a lock without a lessee, a counter that drifted, a node that could be evicted but
-is in no queue, a sequence whose books do not add up. The flight recorder has the last transitions of a
+is in no queue, a sequence whose lengths are inconsistent. The flight recorder has the last transitions of a
 Hold.
 
-A finding is healed on the spot: parked units are reclaimed, doubtful ones barred from use, locks and
-counters set right. It names the owners at fault, so that the scheduler fails their turns and goes on.
+A finding is healed at once: leaked units are reclaimed, doubtful ones quarantined, locks and counters
+corrected. It names the owners at fault, so that the scheduler fails their turns and continues.
 
-The whole census is for idle moments and for strict mode. In between, `slice` does a bounded part of one
-at a time (slices.py); what a slice suspects, the whole census confirms or clears.
+The full census is for idle moments and for strict mode. In between, `slice` does a bounded part of one
+at a time (slices.py); the full census confirms or clears the suspicions of a slice.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Audit:
         return Finding(FindingKind.COUNTER, detail, "ledger", "recounted", self.ledger.step, pool.name)
 
     def _misaccounted(self, account: Account, held: list[int]) -> Finding:
-        """Set right what a tenant is said to hold, and so what it may still take."""
+        """Correct the recorded units of a tenant, and so its remaining quota."""
         detail, holder = f"{account.held} units on the account, {held} held", f"tenant {account.name}"
         account.held[:] = held
         return Finding(FindingKind.COUNTER, detail, holder, "recounted", self.ledger.step, "ledger")

@@ -1,20 +1,20 @@
-"""Host copies: memory of a sequence on the device that the host has as well.
+"""Host copies: host units of a sequence whose memory is on the device.
 
-A session that comes back from the host leaves its units there. History is append-only, so a page that is full
-never changes: when the session leaves again, only what is new since then is copied.
+A restored session keeps its host units. History is append-only, so a full page never changes: the next spill
+copies only the units that are new since then.
 
     0          first                          length          computed
     ├── shared ──┼── whole pages of the copy ──┬──┤ new tokens ──┤
                                           partial page and state
 
-The copy holds what its units contained when the sequence had computed `length` tokens. Pages that end at or
-below `length` are *whole*: they stay good as long as the first `length` tokens do. The partly filled page and
-the recurrent state are good only while the sequence has computed exactly `length` tokens; the copy is *stale*
-there once a turn has gone on. A cut at n tokens shortens the copy to n. Pages that a fork has shared stay in
-the parent's copy until the parent leaves without them.
+The copy has the content of its units at `length` computed tokens. Pages that end at or below `length` are
+*whole*: they stay valid as long as the first `length` tokens do. The partly filled page and the recurrent
+state are valid only while the sequence has computed exactly `length` tokens; after the next turn the copy is
+*stale* there. A cut at n tokens shortens the copy to n. Pages shared with a fork stay in the parent's copy
+until the parent is spilled without them.
 
 A unit of a copy has one holder, of kind COPY, with the session's name. The sequence claims it for the census
-and gives it up with its own memory. No session loses its only memory while copies take room on the host
+and releases it with its own memory. No session loses its only memory while copies take room on the host
 (`pressure`). Called by the sequence, by falling back, and by moves between tiers.
 """
 
@@ -28,7 +28,7 @@ from holdfast.core.points import Run
 class HostCopy:
     """Units on the host that contain the first `length` tokens of a sequence, less what it leased then.
 
-    No step in flight reads or writes them: they are free as soon as they are given up.
+    No step in flight reads or writes them, so a released unit is free at once.
     """
 
     __slots__ = ("holder", "layout", "length", "runs", "state")

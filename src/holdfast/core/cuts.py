@@ -33,7 +33,7 @@ class Cuts:
         if last is None or (turn_id is not None and last.request.turn_id != turn_id):
             raise errors.UnknownTurn(f"session {session.id} has no turn to interrupt")
         if keep is not None and keep != KEEP_ALL and not 0 <= keep <= last.generated:
-            raise errors.NothingToKeep(f"{keep} tokens are to be kept, {last.generated} were generated")
+            raise errors.NothingToKeep(f"{keep} tokens cannot be kept: {last.generated} were generated")
         self.require_idle(session)
         if keep == KEEP_ALL:
             return

@@ -35,7 +35,7 @@ class Deadlines:
         return len(self._heap)
 
     def entries(self) -> list[tuple[float, int, str]]:
-        """What is to be looked at, in the order of time: when, the key, and the name of the session."""
+        """Pending deadlines in the order of time: when, the key, and the name of the session."""
         return sorted((when, key, name) for key, (when, name) in self._live.items())
 
     def add(self, key: int, when: float, name: str) -> None:

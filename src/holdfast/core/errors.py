@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class Refused(Exception):
-    """The core will not do what was asked, and has changed nothing."""
+    """The core rejects the operation and has changed nothing."""
 
     code: str
     param: str | None = None
@@ -101,7 +101,7 @@ class JournalUnavailable(Refused):
 
 
 class SessionMoved(Refused):
-    """The journal refused what was done to a session: it belongs to another server now."""
+    """The journal refused a record of a session: the session belongs to another server now."""
 
     code = "session_moved"
 
@@ -177,7 +177,7 @@ class TooLarge(Refused):
 
 
 class OverQuota(Refused):
-    """The turn would not fit into what its tenant may hold, even alone."""
+    """The turn would not fit into its tenant's quota, even alone."""
 
     code = "over_quota"
     param = "input"

@@ -8,7 +8,7 @@ from holdfast.core.turn import Turn
 
 
 class EventKind(StrEnum):
-    """What an event reports."""
+    """The kind of an event."""
 
     TOKENS = "tokens"
     FINISHED = "finished"

@@ -1,12 +1,12 @@
 """Eviction order: lazy heaps over the parts of the prefix tree that may be evicted.
 
 A node or tail enters the heap when it becomes a candidate and keeps at most one entry. Using it again
-only changes its `used` tick; the heap notices when the entry comes up, and puts it back. So touching
-a path on every look-up costs nothing here, and eviction is least recently used all the same.
-Lower ranks go first: what a session leans on is kept longest.
+only changes its `used` tick; the heap notices when the entry comes up, and puts it back. So a look-up costs
+nothing here, and eviction is still least recently used. Lower ranks go first: prefixes used by sessions are
+kept longest.
 
-A member may leave the tree because another component is short. Where this component is never short, its
-entry would stay for ever: so a heap that has doubled drops the entries that cannot be evicted any more.
+A member may leave the tree because another component is short. If this component is never short, its
+entry would stay for ever; so a heap that has doubled drops the entries that cannot be evicted any more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.core.node import Node, Tail, leaf_may_go, state_may_go, window_may
 
 
 class Evictable(Protocol):
-    """What the queue needs to know of its members."""
+    """The queue's view of its members."""
 
     rank: int
     used: int

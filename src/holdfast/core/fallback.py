@@ -16,7 +16,7 @@ from holdfast.core.sequence import Sequence
 
 
 def resume_length(sequence: Sequence, limit: int) -> int:
-    """The greatest length at or below `limit` from which every component can go on."""
+    """The greatest length at or below `limit` from which every component can continue."""
     if sequence.computed <= limit:
         return sequence.computed
     if not sequence.ledger.layout.state and sequence.window_covers(limit):
@@ -94,7 +94,7 @@ def rollback(sequence: Sequence, holder: Holder, checkpoints: Holder, certain: i
 
 
 def retract(sequence: Sequence, holder: Holder, checkpoints: Holder, certain: int | None = None) -> None:
-    """Give up what the turn has computed, but not what it knows: it will be computed again."""
+    """Free the turn's computed memory, but keep its known tokens: they will be recomputed."""
     assert sequence.mark is not None, "no turn to retract"
     known = sequence.mark.known
     copies = fall_back(sequence, known if certain is None else min(known, certain))

@@ -1,4 +1,4 @@
-"""Findings of the audit: what is wrong, what was done about it, and whose memory it is."""
+"""Findings of the audit: the fault, its repair, and the holder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.core.slices import Owner
 
 
 class FindingKind(StrEnum):
-    """What is wrong."""
+    """The kind of a fault."""
 
     DROPPED_HOLD = "dropped hold"
     DROPPED_LEASE = "dropped lease"

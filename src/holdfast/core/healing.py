@@ -1,4 +1,4 @@
-"""What follows from the audit: owners whose memory cannot be trusted lose it, and nobody else does.
+"""The consequences of a finding: only owners whose memory cannot be trusted lose it.
 
 The audit repairs the counts (`audit.py`). The sessions that a finding names lose their turn and, once no row
 in flight reads it, their memory; the committed tokens stay, and the next turn computes them again. Called by
@@ -18,7 +18,7 @@ from holdfast.core.turn import Ending, TurnEvent
 
 
 class Healing:
-    """The audit of a registry, and what its findings do to sessions."""
+    """The audit of a registry, and the effect of its findings on sessions."""
 
     __slots__ = ("audit", "registry", "settler")
 

@@ -20,7 +20,7 @@ class Kind(IntEnum):
 
 
 class Account:
-    """What one tenant holds in each pool, and how much that may be."""
+    """The units and limits of one tenant in each pool."""
 
     __slots__ = ("held", "limits", "name")
 
@@ -31,7 +31,7 @@ class Account:
 
 
 class Holder:
-    """An owner of units, with a count of what it holds in each pool."""
+    """An owner of units, with its count in each pool."""
 
     __slots__ = ("account", "held", "kind", "name")
 

@@ -1,4 +1,4 @@
-"""Plans that have not settled, and what the next plan must carry for the executor: copies, tables to drop."""
+"""Plans that have not settled, and additions to the next plan for the executor: copies, tables to drop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model asks of memory, as numbers.
+"""The memory requirements of a model, as numbers.
 
 A `MemoryLayout` says which components a model has and how large they are. The core never looks at a
 model: it sees the page size, whether there is full-attention KV, how wide the sliding window is and
@@ -61,7 +61,7 @@ class MemoryLayout:
 
     @property
     def cuts_anywhere(self) -> bool:
-        """Whether computation can go on from every computed length, without a resume point."""
+        """Whether computation can continue from every computed length, without a resume point."""
         return not self.window and not self.state
 
     @property

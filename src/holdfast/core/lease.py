@@ -26,7 +26,7 @@ class DeadLease(LedgerError):
 
 
 class Lessor(Protocol):
-    """What a lease asks of the table that it is in."""
+    """A lease's view of its table."""
 
     layout: MemoryLayout
     ledger: Ledger

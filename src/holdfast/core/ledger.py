@@ -1,14 +1,14 @@
-"""The ledger: who holds which unit of memory.
+"""The ledger: the holder of every unit of memory.
 
-It owns the pools (pool.py), the accounts of tenants (holders.py) and the books of Holds (hold.py), and hands
-units out. Ownership is recorded per Hold, never per unit; counters by kind and by holder are kept beside it,
-so that a gauge never walks anything.
+It owns the pools (pool.py), the accounts of tenants (holders.py) and the records of Holds (hold.py), and
+allocates units. Ownership is recorded per Hold, never per unit; counters by kind and by holder are kept
+beside it, so that a gauge never walks the units.
 
 Prior art: reservations with a written life (TigerBeetle's free set), linear types. The price is that asking
 who holds one unit walks the Holds; only reports ask that.
 
-Every holder belongs to the account of a tenant, which counts what all of them hold together in each pool and
-may be limited there. Units that retire are on no account.
+Every holder belongs to the account of a tenant, which counts the units of all its holders per pool and
+may have a limit there. RETIRING units are on no account.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Listening: a turn whose input is computed while it is still being said.
+"""Listening: a turn whose input is computed while it still arrives.
 
-    listen   an open turn begins: what is known of its input is computed, nothing is sampled
-    hear     its input goes on, or is revised from a position on
-    commit   its input is complete: from now on it is a turn like any other
+    listen   an open turn begins: its input so far is computed, nothing is sampled
+    hear     its input grows, or is revised from a position on
+    commit   its input is complete: from now on it is an ordinary turn
 
 The rule is the sequence's own: computed catches up with known. An open turn differs in three things. It does
-not sample, and its last known token is left for the row that will. It gets what answering turns leave of a
-step, and gives its memory back before any of them waits. It is never kept in part: unless it is committed, it
-ends as if nothing had been said.
+not sample, and its last known token is left for the row that will. It gets the rest of a step's budget, and
+loses its memory before any answering turn waits. It is never kept in part: unless it is committed, it
+is rolled back.
 
-A revision changes the log and lets memory fall back to where the two agree. While rows of the turn are in
+A revision changes the log; computed falls back to the common prefix. While rows of the turn are in
 flight it is noted (`Turn.revised`) and carried out when they have settled; no row is planned before that.
 """
 
@@ -131,7 +131,7 @@ def carry_out_revision(registry: Registry, session: Session, turn: Turn) -> None
 
 
 def revise_log(sequence: Sequence, turn: Turn) -> int:
-    """Let the log be what the request says, and return up to where it has not changed."""
+    """Set the log to the request's tokens, and return the length of the common prefix."""
     position, turn.revised = turn.revised, NEVER
     sequence.tokens.cut(position)
     sequence.tokens.extend(turn.request.tokens[position - turn.known_before :])

@@ -90,7 +90,7 @@ class LockCensus:
             node.locks = node.leases + sum(child.locks > 0 for child in node.children.values())
 
     def _lock_drift(self, node: Node, locks: Locks) -> Finding:
-        """Set a node's locks to what its leases account for."""
+        """Set a node's locks to the number of its leases."""
         paths, states = locks.paths.get(node, 0), locks.states.get(node, 0)
         detail = f"{node.leases} and {node.state_leases} locks at {node.end} for {paths} and {states} leases"
         lessees = sorted(record.name for record in self.tree.leases.records.values() if record.node is node)

@@ -51,7 +51,7 @@ class Moves:
             session.moved(PlaceEvent.DROP)
 
     def cancel_restore(self, session: Session) -> None:
-        """Leave a parcel that is on its way back where it is; what was taken for it at home retires."""
+        """Cancel the restore of a parcel: it stays where it is, and its device units retire."""
         parcel = session.parcel
         assert parcel is not None
         del self.transits[parcel.transit]

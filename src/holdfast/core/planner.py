@@ -1,12 +1,12 @@
-"""Making a plan: which rows the next step computes.
+"""Planning: the rows of the next step.
 
 Decode rows first, then chunks of running prefills, seals, and newly admitted turns, all under one token
-budget, which is smaller while answers are generated (step_size.py); what is left of it goes to inputs that
-are still being said. The oldest running turn is served first, so it always gets on; an input that is longer
-than a step leaves half of it to others. With overlap a plan is made while the one before is still in flight:
-a sequence then counts the tokens that it is going to sample as known.
+budget, which is smaller while answers are generated (step_size.py); the rest goes to open turns. The oldest
+running turn is served first, so it always progresses; an input longer than a step leaves half of it to
+others. With overlap a plan is made while the previous one is in flight: the tokens being sampled then count
+as known.
 
-`Planner` lasts as long as the scheduler. `PlanBuilder` is what is known while one plan is made.
+`Planner` lasts as long as the scheduler. `PlanBuilder` is the state of one plan in the making.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class PlanBuilder:
             self.short = True
 
     def _part(self, session: Session) -> int:
-        """What an input takes of the budget before others: half of it, unless it ends in this step."""
+        """An input's share of the budget before others: half of it, unless it ends in this step."""
         left = session.sequence.known - session.sequence.planned
         return self.budget if left <= self.budget else -(-self.budget // 2)
 
@@ -188,7 +188,7 @@ class PlanBuilder:
         return 0
 
     def _smaller(self, session: Session, budget: int, shortfall: OutOfUnits) -> int:
-        """A smaller chunk than one for which there is no room: half of it, or what the free pages hold."""
+        """A smaller chunk than one without room: half of it, or as much as the free pages hold."""
         registry, sequence = self.registry, session.sequence
         pages = Shortage(registry, shortfall).room
         room = sequence.capacity - sequence.planned + pages * registry.ledger.layout.page_size

@@ -10,8 +10,8 @@ sequence's own current window, then to the newest point, and so on down:
       [a-W, a)         [m-W, m)             [c-W, c)
       ├── a's run ──┤├── m's run ──┤  freed  ├─ current run ─┤
 
-Needs are intervals whose both ends grow with the length, so what each one owns is one contiguous run,
-and giving a run down to older points is a matter of splitting its end.
+Both ends of these intervals grow with the length, so each point owns one contiguous run, and passing
+pages to an older point splits the end of a run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ResumePoint:
             self.window.hold.join(moved)
 
     def move_to(self, holder: Holder) -> None:
-        """Hand what the point holds to another holder."""
+        """Transfer the point's units to another holder."""
         self.holder = holder
         if self.state is not None:
             self.state = self.state.move_to(holder)
@@ -68,7 +68,7 @@ class ResumePoint:
 
 
 class Mark:
-    """Where a turn began: what was known, and the point that a rollback returns to.
+    """The start of a turn: its known length, and the point that a rollback returns to.
 
     `cuts` are lengths at which a chunk should end so that a point can be left there, ascending.
     """

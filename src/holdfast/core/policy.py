@@ -35,16 +35,16 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a server allows, and how it trades. Times are in seconds, sizes in tokens.
+    """Limits and trade-offs of a server. Times are in seconds, sizes in tokens.
 
     `checkpoints` is how many resume points a session may keep past its last turn. A turn that waits for
-    `age_seconds` counts as one priority higher, so that nothing starves. A step computes at most
-    `listening_tokens` of inputs that are not complete yet, and about `mixed_tokens` in all while answers are
-    generated (step_size.py); a row has at most `drafts_max` drafts. With `durable_turns` a turn's mark is
-    kept until the turn is reported as durable. A tenant may hold its own of `shares`, or `share`; its pins
-    count for `pinned_share` of that on the device. The last token of a turn is left for `seal_seconds` to a
-    turn that follows at once: a row of it in flight would hold that turn up. Memory on another tier comes
-    back `prefetch_seconds` before the turn that is expected.
+    `age_seconds` counts as one priority higher, which prevents starvation. A step computes at most
+    `listening_tokens` of open turns, and about `mixed_tokens` in all while answers are generated
+    (step_size.py); a row has at most `drafts_max` drafts. With `durable_turns` a turn's mark is
+    kept until the turn is reported as durable. A tenant's quota is its entry in `shares`, or `share`; its
+    pins count up to `pinned_share` of that on the device. The last token of a turn waits `seal_seconds` for a
+    turn that follows at once, which its row in flight would delay. Spilled memory is prefetched
+    `prefetch_seconds` before the expected turn.
     """
 
     context_length: int = 8192
@@ -96,7 +96,7 @@ def queue_order(
 
 
 def retraction_victim(running: list[Session]) -> Session | None:
-    """Whose turn to retract: the one that loses least, never the oldest, never one that is ending."""
+    """The turn to retract: the one that loses least, never the oldest, never an ending one."""
     best: tuple[int, int] | None = None
     victim: Session | None = None
     for session in running[1:]:

@@ -32,7 +32,7 @@ class OutOfUnits(LedgerError):
 
 
 class OverQuota(OutOfUnits):
-    """A tenant holds as much of a pool as it may, or would with what was asked for. Nothing was taken."""
+    """A tenant is at its quota of a pool, or the allocation would exceed it. Nothing was allocated."""
 
     def __init__(self, pool: Pool, asked: int, account: Account) -> None:
         super().__init__(pool, asked, pool.room(account))

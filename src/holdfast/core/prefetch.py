@@ -1,14 +1,14 @@
-"""Prefetch: memory on another tier that comes back before the turn that needs it.
+"""Prefetch: spilled memory is restored before the turn that needs it.
 
-    expect    somebody begins to speak, or connects: the session is listed as expected
-    due       the time is near for which a turn has announced the next one: likewise
-    fetch     a plan has memory to spare: the restore begins, one at a time, the session that is needed first
+    expect    input begins to arrive, or a client connects: the session is listed as expected
+    due       the time of an announced turn is near: likewise
+    fetch     a plan has memory to spare: the restore begins, one at a time, the session needed first
 
-A prefetch is a guess, and nobody waits for it. It begins only while no turn waits and no other memory comes
-back. It takes free memory, or makes room from prefixes that nobody leases and from sessions at rest that stay
-away longer, if the host has room for them; running turns keep a reserve. Under memory pressure it is
-cancelled before anything else but unleased prefixes: the source is still there. The turn that it was meant
-for takes a restore under way over. Called by planner, scheduler and the engine's verbs.
+No turn waits for a prefetch. It begins only while no turn waits and no other restore is in flight. It takes
+free memory, or makes room by evicting unleased prefixes and idle sessions that are expected to stay idle
+longer, if the host has room for them; running turns keep a reserve. Memory pressure cancels it right after
+evicting unleased prefixes; the source is still valid. The expected turn adopts a restore in flight. Called
+by planner, scheduler and the engine's verbs.
 """
 
 from __future__ import annotations

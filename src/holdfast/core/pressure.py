@@ -1,22 +1,22 @@
-"""Memory pressure: what gives way, in which order.
+"""Memory pressure: the order of eviction.
 
     the prefix tree's unleased leaves, least recently used
-    memory that comes back before its turn is there (`prefetch`)
-    what open turns have computed ahead, the youngest first
+    prefetches in flight (`prefetch`)
+    the memory of open turns, the youngest first
     checkpoints of sessions
-    sessions at rest, the lowest priority first, of equals those that are expected to stay idle longest, then
-    those that the host has a whole copy of, then the cheapest, and last those whose turn waits: spilled to
-    another tier, or dropped to recomputation; on the host copies give way first, then what is on disk as well
-    sessions that are pinned (`retention`), likewise
+    idle sessions, the lowest priority first, among equals those expected to stay idle longest, then those
+    with a whole copy on the host, then the cheapest to restore, and last those whose turn waits: spilled to
+    another tier, or dropped; on the host copies are freed first, then memory that is on disk as well
+    pinned sessions (`retention`), in the same order
     running turns: the one that loses least is retracted; never the oldest
-    sessions that are away and lease what the tree has: dropped to recomputation, and only for a turn or a
-    session that nothing else will make room for
+    spilled sessions that lease prefixes: dropped, and only for a turn or a session that cannot get room
+    otherwise
 
-Tenants give way one after the other, the one that holds most first, so that no tenant loses memory to one
-that has more. Where a tenant is at its quota, it gives way alone.
+Tenants are evicted one after the other, the one that holds most first, so that no tenant loses memory to one
+that has more. At a tenant's quota only that tenant is evicted.
 
-Units that are given up may still be named by a step in flight, and a spill takes a step: the asker then tries
-again in a later plan. Nothing more is given up while enough is on its way.
+Evicted units may still be named by a step in flight, and a spill takes a step: the asker then tries
+again in a later plan. Nothing more is evicted while enough units are about to become free.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Pressure:
                 self._empty_sessions(shortage, account, asker, spare_pinned=False)
 
     def _give_way(self, shortage: Shortage, account: Account, asker: Session) -> None:
-        """Take what a tenant can spare, until there is enough."""
+        """Evict memory of a tenant until there is enough."""
         self.registry.tree.evict(shortage.pool.component, shortage.missing, account.name)
         if not shortage.over:
             self._cancel_prefetches(shortage, account)
@@ -149,7 +149,7 @@ class Pressure:
                 del expected[session]
 
     def _stop_listening(self, shortage: Shortage, account: Account) -> None:
-        """Take back what was computed ahead, the youngest first; where rows are in flight, after them."""
+        """Free the memory of open turns, the youngest first; after their rows in flight."""
         for session in reversed(list(self.registry.queues.listening)):
             if shortage.over:
                 return
@@ -183,7 +183,7 @@ class Pressure:
     def _empty_sessions(
         self, shortage: Shortage, account: Account, asker: Session, spare_pinned: bool = True
     ) -> None:
-        """Take the memory of sessions at rest, in the order of the policy; evict what they alone leased."""
+        """Evict idle sessions, in the order of the policy, and the prefixes that only they leased."""
         registry, pool = self.registry, shortage.pool
         resting = [session for session in registry.queues.resting if session.holder.account is account]
         pinned = self.pinned_sessions(account, resting) if spare_pinned else ()
@@ -292,7 +292,7 @@ class Pressure:
                 self._drop(session, shortage)
 
     def _drop(self, session: Session, shortage: Shortage) -> None:
-        """Drop a session to recomputation, and evict what it alone leased."""
+        """Drop a session's memory, and evict the prefixes that only it leased."""
         self.registry.give_up(session)
         self.registry.tree.evict(shortage.pool.component, shortage.missing, session.tenant)
 
@@ -453,7 +453,7 @@ def _rank(session: Session) -> tuple[bool, int]:
 
 
 def _leans(session: Session) -> bool:
-    """Whether a session leases what the tree has."""
+    """Whether a session leases nodes of the tree."""
     lease = session.sequence.lease
     return lease is not None and lease.length > 0
 
@@ -480,7 +480,7 @@ def take_back(registry: Registry, session: Session, certain: int | None = None) 
 
 
 def requeue(registry: Registry, session: Session, certain: int | None = None) -> None:
-    """Let a running turn wait once more, without what it has computed."""
+    """Retract a running turn: it waits again, without its computed memory."""
     turn = session.turn
     assert turn is not None and not session.unsettled, "rows in flight must settle first"
     turn.on(TurnEvent.RETRACT)

@@ -1,13 +1,12 @@
-"""Memory that a verb waits for: when a cut or a fork can use what its session has computed.
+"""Recalls: a cut or a fork waits until the memory of its session can be used.
 
-The scheduler cuts and forks at once, and drops memory that it cannot use at that moment: a copy that is not
-complete, memory on another tier, a fork for which there is no page or slot. A client's verb has time for some
-steps. It asks `ready` between steps, and acts when the answer is yes: nothing that exists on the device or
-elsewhere is then computed again.
+The scheduler cuts and forks at once, and drops memory that it cannot use at that moment: an incomplete copy,
+memory on another tier, a fork without a free page or slot. A client's verb can wait some steps. It asks
+`ready` between steps, and acts when the answer is yes, so that no memory on any tier is recomputed.
 
-A session whose memory is away is *recalled*: plans bring it back as soon as there is room, before they admit
-turns, and it is not spilled again before the verb has had a chance to act. Where nothing will ever make room,
-the answer is yes as well, and the verb acts without the memory.
+A spilled session is *recalled*: plans restore it as soon as there is room, before they admit turns, and do
+not spill it again before the verb has had a chance to act. If room will never become free, the answer is yes
+as well, and the verb acts without the memory.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Recalls:
         return False
 
     def _has_room(self, parent: Session, known: int) -> bool:
-        """Whether the device has room for what a fork copies; if not, it is made."""
+        """Whether the device has room for the units that a fork copies; if not, room is made."""
         sequence, ledger = parent.sequence, self.registry.ledger
         layout, length = ledger.layout, resume_length(sequence, known)
         if sequence.lease is None or not length:

@@ -1,4 +1,4 @@
-"""What a verb requires before it changes anything: each function raises a refusal, or returns."""
+"""Preconditions of verbs: each function raises a refusal, or returns."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Retention: how long an idle session stays open, and how long its memory stays on the device.
 
-A value of the session, set when it is opened and changed by `Scheduler.retain`; a fork inherits it. Sessions
-give way (`pressure`) in this order:
+A value of the session, set when it is opened and changed by `Scheduler.retain`; a fork inherits it. Rules of
+eviction (`pressure`):
 
-    rank    sessions that are not pinned leave before those that are; of each, the lowest priority first
-    limit   a tenant's pins count up to a part of what it may hold on the device (`Policy.pinned_share`); a
-            pinned session beyond it gives way like any other
-    promise a pin orders, it reserves nothing: pinned sessions leave before a turn is refused or retracted
+    rank    sessions without a pin are evicted before pinned ones; of each, the lowest priority first
+    limit   a tenant's pins count up to a fraction of its share of the device (`Policy.pinned_share`); a
+            pinned session beyond it is evicted like any other
+    promise a pin reserves nothing: pinned sessions are evicted before a turn is refused or retracted
 """
 
 from __future__ import annotations

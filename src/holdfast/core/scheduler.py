@@ -4,8 +4,8 @@
     events = scheduler.settle(plan, result, now) events for clients
 
 Between the two come the verbs of clients: open, submit, abort, interrupt, rewind, compact, fork, spill and
-close; and listen, hear and commit, for a turn whose input is computed while it is said (listening.py). Each
-either does what it says or raises a `Refused` and changes nothing. At most two plans are in flight. Time is
+close; and listen, hear and commit, for open turns (listening.py). Each
+either succeeds or raises a `Refused` and changes nothing. At most two plans are in flight. Time is
 an argument everywhere; a clock that jumps back stands still here.
 """
 
@@ -163,7 +163,7 @@ class Scheduler:
         registry = self.registry
         session = registry.find(session_id)
         if session.one_shot:
-            raise errors.UnknownSession(f"{session_id} is a request, which ends with its turn")
+            raise errors.UnknownSession(f"{session_id} is a one-shot request, not a session")
         registry.retain(session, retention.with_default(registry.policy.session_ttl))
 
     def close(self, session_id: str, now: float) -> None:
@@ -289,7 +289,7 @@ class Scheduler:
         if keep == KEEP_ALL and turn.settled is not None:
             keep = min(turn.settled, turn.generated)
         if keep is not None and keep != KEEP_ALL and not 0 <= keep <= turn.generated:
-            raise errors.NothingToKeep(f"{keep} tokens are to be kept, {turn.generated} were generated")
+            raise errors.NothingToKeep(f"{keep} tokens cannot be kept: {turn.generated} were generated")
         if session.life is Life.QUEUED:
             self._drop_waiting(session, turn, reason, keep)
             if session.one_shot:

@@ -1,4 +1,4 @@
-"""A sequence: a token log and the memory that computing it has filled.
+"""A sequence: a token log and its computed memory.
 
     0            leased          computed    planned      known
     ├── the tree's ─┼──── own full pages ────────┤
@@ -6,13 +6,13 @@
     ├───────────────┴────────────┬───────────┬───┴──────────┤
       computed                     in flight    to be computed
 
-Everything a sequence can do is "compute more of what is known", or fall back to a length from which
-every component can go on. It owns its pages and slots through Holds, reads the tree's through a Lease,
-and keeps resume points (see points.py). Work is proportional to what is new: block tables are reported
+A sequence has two operations: compute more of its known tokens, or fall back to a length from which
+every component can continue. It owns its pages and slots through Holds, reads the tree's through a Lease,
+and keeps resume points (see points.py). Work is proportional to the new tokens: block tables are reported
 from the lowest page that changed, holders change in constant time, nothing walks the history.
 
-Rows in flight. `extend` reserves memory for a row and `advance` settles it. Everything that gives memory
-back is called with no row of this sequence in flight, except `commit`, which a sealing row may outlive.
+Rows in flight. `extend` reserves memory for a row and `advance` settles it. Methods that release memory
+are called with no row of this sequence in flight, except `commit`, which a sealing row may outlive.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNPAGED = 1 << 62
 class Sequence:
     """Tokens and their memory. `computed` tokens are in memory; rows up to `planned` are in flight.
 
-    `copy` is what the host has of it as well (copies.py), while it is at home.
+    `copy` is its host copy (copies.py), while its memory is on the device.
     """
 
     __slots__ = (
@@ -166,7 +166,7 @@ class Sequence:
         self.give_back()
 
     def give_back(self) -> None:
-        """Free whole pages past what is planned, rounded up: never part of a page."""
+        """Free whole pages past the planned length, rounded up: never part of a page."""
         layout = self.ledger.layout
         keep = max(layout.pages_for(self.planned), self.leased_pages)
         if keep < self.pages:
@@ -286,7 +286,7 @@ class Sequence:
         return True
 
     def _promote(self, mark: Mark) -> None:
-        """The catch-up has passed the mark's length: the point there is what a rollback returns to now."""
+        """The catch-up has passed the mark's length: a rollback now returns to the point there."""
         assert mark.successor is not None
         self.drop_point(mark.point)
         mark.point, mark.successor = mark.successor, None
@@ -400,7 +400,7 @@ class Sequence:
         self.leave_point()
 
     def commit(self, holder: Holder, checkpoints: Holder) -> None:
-        """The turn ends well: the sequence goes back, what the turn left behind becomes checkpoints."""
+        """The turn succeeded: the sequence returns to its session, the turn's points become checkpoints."""
         mark = self.mark
         assert mark is not None, "no turn to end"
         self.mark = None
@@ -498,7 +498,7 @@ class Sequence:
             self.copy.claim(into)
 
     def faults(self) -> list[str]:
-        """What is wrong with the sequence's own books, in words. Nothing, in a healthy state."""
+        """Inconsistencies of the sequence's own records, in words; empty in a healthy state."""
         layout, planned, pages = self.ledger.layout, self.planned, self.pages
         found: list[str] = []
         if not 0 <= self.computed <= planned:

@@ -1,8 +1,8 @@
 """A session: one append-only conversation, and where its memory is.
 
-Two tables say what may happen. `LIFE_TABLE` is what the session is doing, `PLACE_TABLE` where its memory is;
-they are apart because they are independent: a session may wait for its turn while its memory is on its way
-out or back. `Session.state` names the combination as clients see it. An event that is not in the table is a
+Two tables define the legal events. `LIFE_TABLE` has the states of the session, `PLACE_TABLE` the places of
+its memory; they are independent: a session may wait for its turn while its memory is being spilled or
+restored. `Session.state` names the combination as clients see it. An event that is not in the table is a
 fault of the caller.
 """
 
@@ -19,7 +19,7 @@ from holdfast.core.turn import Turn
 
 
 class Life(StrEnum):
-    """What a session is doing."""
+    """The state of a session."""
 
     IDLE = "idle"
     QUEUED = "queued"
@@ -102,9 +102,9 @@ SHOWN = {
 class Session:
     """A conversation. A one-shot request is a session of one turn that is never named.
 
-    `durable`: what its last turn said would survive the process. `parcel`: its memory on another tier.
-    `expected`: when its next turn is expected, if its client said so; 0 if not. `volatile`: it stands for a
-    conversation that its client sends whole with each request, so that it may be lost at any time: it is in
+    `durable`: its last turn would survive the process. `parcel`: its memory on another tier.
+    `expected`: when its next turn is expected, if its client said so; 0 if not. `volatile`: its client
+    resends the conversation with each request, so the session may be lost at any time: it is in
     no journal and in no file, and counts towards no limit of sessions.
     """
 

@@ -98,7 +98,7 @@ class Settler:
             self.end(session)
 
     def _advance(self, session: Session, turn: Turn, row: Row[Turn], out: RowResult) -> None:
-        """A row went well: its tokens are in memory, what it sampled is known."""
+        """A row succeeded: its tokens are in memory, its sampled token is known."""
         sequence = session.sequence
         registry = self.registry
         tokens = out.tokens
@@ -156,7 +156,7 @@ class Settler:
             publish(self.registry.tree, session.sequence, end, rank=0 if session.one_shot else 1)
 
     def _fault(self, row: Row[Turn], out: RowResult) -> str | None:
-        """What is wrong with a row's result, or None."""
+        """A fault in a row's result, or None."""
         tokens = out.tokens
         if not row.sample:
             return f"{len(tokens)} tokens came back where none was asked for" if tokens else None
@@ -357,7 +357,7 @@ class Settler:
         self._unseal(session)
 
     def _unseal(self, session: Session) -> None:
-        """A sealing row was lost, or went wrong: go back to what is certain, or to nothing."""
+        """A sealing row was lost or failed: fall back to a certain length, or to nothing."""
         registry, sequence = self.registry, session.sequence
         certain = forget_rows(sequence)
         try:
@@ -380,7 +380,7 @@ class Settler:
                 self.arrive(number, arrived)
 
     def arrive(self, number: int, arrived: bool) -> None:
-        """Settle a parcel that has arrived, or not. No effect on one that was cancelled meanwhile."""
+        """Settle a parcel's move, complete or failed. No effect if the move was cancelled meanwhile."""
         session = self.registry.moves.transits.get(number)
         if session is not None:
             self._settle_parcel(session, arrived)
@@ -410,7 +410,7 @@ class Settler:
 
 
 def _miscount(row: Row[Turn], out: RowResult) -> str | None:
-    """What is wrong with the number of tokens that a row brought, sampled or forced, or None."""
+    """A fault in the number of a row's tokens, sampled or forced, or None."""
     sampled = len(out.tokens) - out.forced
     if not 1 <= sampled <= row.drafts + 1:
         return f"{sampled} tokens came back where 1 to {row.drafts + 1} were possible"

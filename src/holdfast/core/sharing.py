@@ -50,7 +50,7 @@ def lean(sequence: Sequence, lease: Lease, length: int, sources: dict[Component,
 
 
 def tail_sources(lease: Lease) -> dict[Component, int]:
-    """The units of a leased tail, by component: what its lessee copies."""
+    """The units of a leased tail, by component, for its lessee to copy."""
     tail = lease.tail
     assert tail is not None, "this lease has no tail"
     holds = ((Component.FULL, tail.full), (Component.WINDOW, tail.window), (Component.STATE, tail.state))
@@ -221,7 +221,7 @@ def _bring_apart(parent: Sequence, point: ResumePoint) -> ResumePoint | None:
 
 
 def _hand_over(tree: PrefixTree, parent: Sequence, child: Sequence, point: ResumePoint) -> None:
-    """Give a checkpoint to the child that goes on from it: whole window pages through the tree."""
+    """Give a checkpoint to the child that continues from it: whole window pages through the tree."""
     assert point.window is not None and child.lease is not None and child.window is not None
     run = point.window
     for older in parent.points[: parent.points.index(point)]:
@@ -240,7 +240,7 @@ def _hand_over(tree: PrefixTree, parent: Sequence, child: Sequence, point: Resum
 def _copy_sources(
     parent: Sequence, length: int, point: ResumePoint | None, page: int
 ) -> dict[Component, int]:
-    """Where a child that goes on from `length` copies its partly filled page and its state from."""
+    """The source of the partly filled page and the state of a child that continues from `length`."""
     layout, lease = parent.ledger.layout, parent.lease
     assert lease is not None
     sources: dict[Component, int] = {}

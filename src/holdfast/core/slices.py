@@ -36,7 +36,7 @@ class Owner(Protocol):
         """Name every Hold that is kept."""
 
     def faults(self) -> list[str]:
-        """What is wrong with the owner's own books."""
+        """Inconsistencies of the owner's own records."""
 
 
 class Locks:
@@ -133,7 +133,7 @@ class Round:
 
     @property
     def opening_cost(self) -> int:
-        """What the snapshots that a round begins with have cost."""
+        """The cost of the snapshots at the start of a round."""
         return LEASE_COST * len(self._leases) + len(self._grants) // 4
 
     @property

@@ -1,13 +1,13 @@
 """Moving a session's memory between tiers: all components as one parcel, or nothing.
 
-A spill takes units on another tier, asks the executor to copy, and gives the device units up only when the
-copy has settled; a restore does the same the other way round. While a copy is in flight its destination is
-held as TRANSIT and its source stays valid, so either can be cancelled at any moment: the source is still
-there, and the destination retires. What a sequence leases from the prefix tree together with others stays
-leased; what the tree keeps for it alone is its own before it leaves (`sharing.reclaim`).
+A spill allocates units on another tier, asks the executor to copy, and frees the device units only when the
+copy has settled; a restore works the other way round. While a copy is in flight its destination is
+held as TRANSIT and its source stays valid, so either can be cancelled at any moment: the source is kept,
+and the destination retires. Prefixes leased together with others stay leased; tree nodes that only this
+sequence leases become its own before the spill (`sharing.reclaim`).
 
 A restore from the host leaves the host's units to the sequence as a copy (`copies`). The next spill to the
-host copies only what is not in it: nothing at all where the copy is whole.
+host copies only the missing units, none if the copy is whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.core.sequence import Sequence
 
 
 class Parcel:
-    """A sequence's own memory on another tier, and what a restore in flight has taken at home.
+    """A sequence's own memory on another tier, and the device units of a restore in flight.
 
     While a spill is in flight `away` has the units that it copies to. The host's copy is put behind the first
     `front` of them when the spill has settled.
@@ -63,7 +63,7 @@ class Parcel:
 
 
 def own_holds(sequence: Sequence) -> dict[Component, Hold]:
-    """What a sequence at rest holds itself, by component, without what is empty."""
+    """The units of an idle sequence, by component, without empty components."""
     run = sequence.window
     holds = (
         (Component.FULL, sequence.full),

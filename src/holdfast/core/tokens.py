@@ -1,8 +1,8 @@
-"""The token log: what a sequence knows, in order.
+"""The token log: the known tokens of a sequence, in order.
 
-It grows by what is new and is cut at its end; nothing here ever walks the history. The packed form (four
-bytes a token) is what the prefix tree compares. A digest of the history goes on from the digests that were
-asked for before, as long as no cut went below them.
+It is appended to and cut at its end; nothing here ever walks the history. The prefix tree compares the packed
+form (four bytes a token). A digest of the history continues from earlier digests, as long as no cut went
+below them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Hash(Protocol):
     """The state of a hash, as `hashlib` has it."""
 
     def copy(self) -> Hash:
-        """Another one that goes on from here."""
+        """A copy that continues from here."""
 
     def update(self, data: bytes, /) -> None:
         """Take more bytes."""
 
     def hexdigest(self) -> str:
-        """The digest of what was taken."""
+        """The digest of the tokens so far."""
 
 
 class TokenLog:

@@ -1,6 +1,6 @@
 """A turn: one request on a session, from its arrival to its one end.
 
-What was asked is frozen (`TurnRequest`); how far it got is here; what it holds is the sequence's. A turn
+The request is frozen (`TurnRequest`), its progress is here, its memory is the sequence's. A turn
 ends exactly once. While rows of it are in flight it cannot be cut, so an abort, a retraction or a failure is
 noted as its `ending` and carried out when the last of those rows has settled.
 """
@@ -70,12 +70,12 @@ NEVER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """What a client asked for, as far as the core needs to know.
+    """The part of a client's request that the core needs.
 
     With `max_tokens` 0 the turn computes its input and samples nothing: it finishes when all is computed.
-    `goes_on` allows an empty input: generation continues from the history. `on_abort` says what an abandoned
-    turn keeps: None rolls it back, a number keeps that many tokens.
-    From `computes_from` on the turn computes everything itself: nothing past it comes from the prefix tree.
+    `goes_on` allows an empty input: generation continues from the history. `on_abort` is for an abandoned
+    turn: None rolls it back, a number keeps that many tokens.
+    From `computes_from` on the turn computes all tokens itself, without cache hits in the prefix tree.
     `expect_return` is a hint: the next turn is expected so many seconds after this one has finished.
     """
 

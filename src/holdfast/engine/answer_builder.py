@@ -1,9 +1,9 @@
-"""What a turn asks of its answer, made into a grammar and an answer specification.
+"""Builds the grammar and the specification of an answer from the fields of a turn.
 
 `AnswerBuilder` serves one model, in the text process of a server and for callers in this process. The end of
-the prompt says whether the answer begins inside the reasoning. A turn with tools that the model may or may
-not call has no grammar unless a tool is strict, or only one call or only some tools are allowed: free text
-costs no masks. A constraint on the text of an answer applies after the reasoning, and not to calls.
+the prompt shows whether the answer begins inside the reasoning. A turn with optional tools has no grammar
+unless a tool is strict, or only one call or only some tools are allowed: free text costs no masks. A
+constraint on the text of an answer applies after the reasoning, and not to calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AnswerRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a turn asks of its answer: `grammar`, which the request has in `field`, constrains its text.
+    """Requirements of a turn's answer: `grammar`, from the request's `field`, constrains its text.
 
     Without `reads`, all of the answer is text: a plain completion. Calls get ids from `seed`.
     """

@@ -1,11 +1,11 @@
-"""Claims: sessions of the journal that this engine takes over, read one by one when they are needed.
+"""Claims: this engine takes over sessions of the journal, one by one, on request.
 
-A claim is a question to the store, which the journal's thread asks; steps go on meanwhile, and claims that
-come meanwhile are made together, so that commits wait for few statements. Its answer is collected between
-two steps: a session that is this engine's now is opened with its history, and computed
-again with its next turn, or read from a snapshot. Verbs that would open a session of the same name wait.
-Sessions whose owner has ended and that nobody asks for are claimed a few at a time (`sweep`), so that their
-time to live ends. Used by the verbs; there is none without a store that several engines write.
+The journal's thread sends a claim to the store; steps continue meanwhile, and concurrent claims are
+batched, so that commits wait for few statements. The answer is collected between two steps: a claimed
+session is opened with its history, and recomputed with its next turn or read from a snapshot. Verbs that
+would open a session of the same name wait. Unclaimed sessions of ended owners are claimed a few at a time
+(`sweep`), so that their time to live ends. Used by the verbs; absent without a store that several engines
+write.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Found(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A question that the journal's thread answers, and what is done with the answer."""
+    """A query for the journal's thread, and the handler of its answer."""
 
     future: Future[Any]
     answered: Callable[[Future[Any]], None]
@@ -136,7 +136,7 @@ class SessionClaims:
         self._ask_for_some()
 
     def _ask_for_some(self) -> None:
-        """Claim what is wanted, unless a question is in flight: then it is claimed after that."""
+        """Claim the requested sessions; while a query is in flight, after it."""
         if self._in_flight or not self._wanted:
             return
         self._in_flight = True
@@ -214,7 +214,7 @@ class SessionClaims:
     # --- what nobody asks for ---------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Claim some of the sessions whose owner has ended and that nobody has asked for."""
+        """Claim some of the unclaimed sessions of ended owners."""
         registry, after = self._loop.scheduler.registry, self._after
         full = len(registry.sessions) >= ROOM_SHARE * registry.policy.sessions_max
         if self._sweeping or full or self._loop.session_log.fault is not None:

@@ -1,4 +1,4 @@
-"""What one tenant may know of what the others hold: their total in a pool, rounded down to a sixteenth of it.
+"""Other tenants' units as shown to one tenant: their total in a pool, rounded down to a sixteenth of it.
 
 Only the units of others are rounded, never a total that includes the tenant's own: by allocating and freeing
 its own units a tenant could move such a total over the nearest step, and derive the exact figure.

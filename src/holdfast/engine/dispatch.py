@@ -70,7 +70,7 @@ class LiveTurns:
 
 
 class Dispatcher:
-    """Writes down what the core reports, and tells the listeners."""
+    """Journals the core's events, and notifies the listeners."""
 
     __slots__ = (
         "_closed",
@@ -114,7 +114,7 @@ class Dispatcher:
         """Sessions whose last turn drops its reasoning as soon as its rows have settled, by their names."""
 
     def tell(self) -> None:
-        """Dispatch what the core has reported since the last call."""
+        """Dispatch the core's events since the last call."""
         self.dispatch(self._scheduler.take_events())
 
     def dispatch(self, events: list[Event]) -> None:

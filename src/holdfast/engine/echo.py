@@ -2,7 +2,7 @@
 
 `holdfast serve echo` is for testing clients, and for measuring the overhead of the server itself. The
 scheduler, the ledger, the audit and the server are real; only the tensors are missing. Under a grammar it
-says what the grammar allows, and as little of it as it can where its input does not match. `echo` has the
+generates its input if that matches, and otherwise as few allowed tokens as possible. `echo` has the
 memory of a dense model, `echo-window` of a sliding-window one, `echo-hybrid` of one with recurrent state. A
 token is one byte.
 """

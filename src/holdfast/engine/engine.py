@@ -212,7 +212,7 @@ class Session:
         return left
 
     def update(self, **settings: object) -> None:
-        """Change how the session is kept; settings that are left out stay. Forks inherit them.
+        """Change settings of the session; omitted ones stay. Forks inherit them.
 
         `ttl`: seconds of idleness after which it is closed, None for the engine's. `pin`: whether its memory
         stays on the device while that of other idle sessions can leave. `priority`, from -4 to 4: the lowest

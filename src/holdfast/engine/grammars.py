@@ -121,7 +121,7 @@ class Grammars:
         return found
 
     def poll(self) -> None:
-        """Take over what the threads have finished."""
+        """Take over the finished compilations."""
         self._unheard -= self._wakeup.take()
         if self._compiler is not None:
             self._compiler.poll()
@@ -149,7 +149,7 @@ def read_grammars(tokenizer: Tokenizer, size: int, end_tokens: Sequence[int]) ->
 
 
 def begin_grammars(tokenizer: Tokenizer, size: int, end_tokens: Sequence[int]) -> Callable[[], Grammars]:
-    """Begin to read the vocabulary in a thread; call what is returned to wait for it."""
+    """Begin to read the vocabulary in a thread; call the returned function to wait for it."""
     threads = ThreadPoolExecutor(1, thread_name_prefix="holdfast-vocabulary")
     reading = threads.submit(read_grammars, tokenizer, size, end_tokens)
     threads.shutdown(wait=False)

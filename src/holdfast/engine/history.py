@@ -31,4 +31,4 @@ def require_same(loop: EngineLoop, session_id: str, meant: Session | None) -> No
     """Refuse to act on another session than the one that had the name when the verb came."""
     found = loop.scheduler.registry.sessions.get(session_id)
     if found is not None and found is not meant:
-        raise UnknownSession(f"session {session_id} was closed, and another was opened since")
+        raise UnknownSession(f"session {session_id} was closed; its name is in use again")

@@ -1,12 +1,12 @@
-"""Computing the input of a session's next turn while it is being said.
+"""Computing the input of a session's next turn while it arrives.
 
-`Ahead` keeps the open turns of the core (`core/listening.py`): `hear` lets a session's open input be some
-tokens, `begin` commits it with the turn that it was meant for, `stop` takes it back. An open turn that hears
-nothing for `LISTENING_SECONDS` is taken back. Nothing of it is in the journal, and nothing is said to anyone:
-it is work done early. Used by `verbs` and `turn_beginner`.
+`Ahead` keeps the open turns of the core (`core/listening.py`): `hear` sets the tokens of a session's open
+input, `begin` commits it with its turn, `stop` rolls it back. An open turn is also rolled back after
+`LISTENING_SECONDS` without input. It is not journaled and has no events. Used by `verbs` and
+`turn_beginner`.
 
-Tokens of text are not final before the text is: `settled` leaves out the last word, and `ahead_of` the tokens
-that depend on what is left out. What changes all the same is computed again.
+Tokens of text are not final before the text is: `settled` omits the last word, and `ahead_of` the tokens
+that depend on it. Tokens that change nevertheless are recomputed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LAST_CHARACTERS = 4
 
 
 class Unheard(TurnListener):
-    """The listener of an open turn: nobody."""
+    """The listener of an open turn; it ignores all events."""
 
     __slots__ = ()
 
@@ -97,7 +97,7 @@ class Ahead:
         self._loop.dispatcher.listen(turn, stream, Unheard())
 
     def begin(self, session: Session, request: TurnRequest) -> Turn:
-        """Queue a turn on a session. What was computed of its input stands."""
+        """Queue a turn on a session. The computed part of its input stays."""
         scheduler, now = self._loop.scheduler, self._loop.now()
         turn = _open_turn(session)
         if turn is None:

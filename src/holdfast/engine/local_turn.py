@@ -157,7 +157,7 @@ class Turn:
 
     @property
     def reasoning(self) -> str:
-        """What the model thought, if the model marks that; waits for the end."""
+        """The reasoning, if the model marks it; waits for the end."""
         return self.answer.reasoning
 
     @property

@@ -90,7 +90,7 @@ class Sampling:
         {}, Bound(-100.0, 100.0, characters=11, entries=4096), "Added to the logits, by token id."
     )
     seed: int | None = declared(
-        None, Bound(-SEED_MAX - 1, SEED_MAX), "Seed of the random numbers; drawn by the server if left out."
+        None, Bound(-SEED_MAX - 1, SEED_MAX), "Random seed; the server draws one if omitted."
     )
     stop: str | Sequence[str] = declared(
         (),

@@ -1,6 +1,6 @@
-"""What a client sets on a session when it is opened, and may change later: how it is kept.
+"""Settings of a session, given when it is opened and changed later.
 
-`SettingsChange` is a change as it was checked: the fields that were given. The journal has the settings as
+`SettingsChange` is a checked change: the given fields. The journal has the settings as
 JSON (`written`), the time to live in a column of its own. Used by the verbs and the session log.
 """
 
@@ -34,8 +34,8 @@ class BadSetting(Refused):
 class SessionSettings:
     """The settings of a session beside its time to live.
 
-    `pin` keeps its memory on the device as long as others can leave; `priority` is from -4 to 4, the lowest
-    leaves first. Without `keep_reasoning` what the model thought is dropped at the end of each turn.
+    `pin` keeps its memory on the device as long as others can be evicted; `priority` is from -4 to 4, the
+    lowest is evicted first. Without `keep_reasoning` the reasoning is dropped at the end of each turn.
     """
 
     pin: bool = False

@@ -1,8 +1,8 @@
-"""Steering: a turn that cuts the one before it after what was heard, and goes on from there, in one act.
+"""Steering: a turn that cuts the previous one after the heard tokens, and continues from there.
 
-A turn that runs is aborted as soon as the steering turn comes, which waits only for its rows in flight: one
-step at most lies between the two. One that has finished is cut when the steering turn begins. A steering turn
-that is refused has cut nothing. Used by `submission`.
+A running turn is aborted as soon as the steering turn arrives, which waits only for its rows in flight: at
+most one step lies between the two. A finished turn is cut when the steering turn begins. A refused steering
+turn cuts nothing. Used by `submission`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Steering:
         note_cut(self._loop, session, keep)
 
     def fitted(self, session: Session, spec: TurnSpec) -> TurnSpec:
-        """The turn as it follows what is left: an answer that has its end token does not get another."""
+        """The turn as it follows the kept tokens: an answer with its end token does not get another."""
         known, log = session.history, session.sequence.tokens
         ends = self._loop.setup.end_tokens
         if known and spec.tokens and spec.tokens[0] in ends and log[known - 1] == spec.tokens[0]:
@@ -72,7 +72,7 @@ class Steering:
     def _require_fit(self, session: Session, turn: Turn, spec: TurnSpec, kept: int) -> None:
         """Raise what would refuse the turn, before anything is cut."""
         if not 0 <= kept <= turn.generated:
-            raise NothingToKeep(f"{kept} tokens are to be kept, {turn.generated} were generated")
+            raise NothingToKeep(f"{kept} tokens cannot be kept: {turn.generated} were generated")
         known = turn.input_end + kept
         sampling = spec.sampling.with_defaults(self._loop.setup.defaults)
         sampling.choice(spec.choice).check_vocabulary(self._loop.setup.model.config.vocabulary)

@@ -253,7 +253,7 @@ class Submission:
                 listener.replayed(finished, session)
                 return
         if spec.grammar is not None and compilation is None:
-            raise HistoryChanged("the turn that this one repeats was cut off meanwhile", session)
+            raise HistoryChanged("the repeated turn was aborted meanwhile", session)
         known = session.history
         # A turn in flight changes the history too; that the session is busy is said by the core.
         is_busy = turn_before(self._scheduler, session_id) is not None

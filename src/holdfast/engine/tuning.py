@@ -60,7 +60,7 @@ class Choice(NamedTuple):
 
 
 class StepCost(NamedTuple):
-    """What a step of so many tokens took on the device; the seconds are 0 if they were not measured."""
+    """The device time of a step of that many tokens; the seconds are 0 if they were not measured."""
 
     tokens: int
     bytes: int

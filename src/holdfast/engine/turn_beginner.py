@@ -1,6 +1,6 @@
-"""Begins turns: what the core is asked for, and the stream that reads the turn's tokens.
+"""Begins turns: the request to the core, and the stream that reads the turn's tokens.
 
-A turn that is refused has changed nothing. Used by `submission` and `steering`.
+A refused turn changes nothing. Used by `submission` and `steering`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class TurnBeginner:
             raise NotesTooLarge(f"the session may keep {most} characters about its turns")
 
     def request(self, spec: TurnSpec, sampling: Sampling, known: int, priority: int = 0) -> TurnRequest:
-        """What the core is asked for. Without a limit, a turn may fill what is left of the context."""
+        """The request to the core. Without a limit, a turn may fill the rest of the context."""
         room = self.tokens_max(spec.tenant) - known - len(spec.tokens)
         limit = sampling.max_tokens if sampling.max_tokens is not None else max(1, room)
         if spec.fits and room >= 1:

@@ -44,20 +44,20 @@ class NotesTooLarge(Refused):
 class TurnSpec(NamedTuple):
     """A turn as its client asks for it: on a session, or (without one) a request of its own.
 
-    `known` is the length of the history that the input was written for; a turn on a history that has changed
-    is refused, and so is one that `opens` a history where there is one. `fits` shortens `max_tokens` to what
-    is left of the context instead of refusing the turn. A turn that `keeps` its output keeps it when it is
+    `known` is the length of the history that the input was written for; a turn is refused if the history has
+    changed, or if it `opens` a history that exists. `fits` shortens `max_tokens` to the rest of the
+    context instead of refusing the turn. A turn that `keeps` its output keeps it when it is
     aborted; `timeout` in seconds aborts it. A `fingerprint` of the request makes the turn's id an idempotency
     key: a finished turn with both is replayed instead of being run. The turn's text must match its `grammar`.
-    `answer` says how reasoning and tool calls are found in it; without one, all of it is text.
-    `expect_return` is in how many seconds the client will be back with a tool's result. `tools` are the
-    session's from now on; None leaves them as they are. A `note` is kept with the turn and its result. A
+    `answer` specifies how reasoning and tool calls are parsed; without it, all of the answer is text.
+    `expect_return` is the number of seconds until the client's next turn, with a tool's result. `tools` are
+    the session's from now on; None leaves them as they are. A `note` is kept with the turn and its result. A
     `volatile` turn follows the first `keep` tokens of its session, whose other tokens are cut, or of
     `parent`, from which its session is forked; where its session is not open, and there is no parent, the
     turn opens it. A turn that `steers` cuts the turn before it, running or finished, after the first `steers`
-    tokens that were generated (`KEEP_ALL`: all), and goes on from there; its tokens are written to follow an
-    answer without its end token. `keep_reasoning` says whether the history keeps what the model thinks; None:
-    as its session says.
+    generated tokens (`KEEP_ALL`: all), and continues from there; its tokens are written to follow an
+    answer without its end token. `keep_reasoning` says whether the history keeps the reasoning; None:
+    the session's setting.
     """
 
     turn_id: str

@@ -300,7 +300,7 @@ class Verbs:
             made = self._session_log.earlier_answer(session_id, request_id, asked)
             if made is None:
                 if not may_open:
-                    raise TooManySessions("this key may have no more sessions open")
+                    raise TooManySessions("this key has reached its limit of open sessions")
                 self._session_log.require_unused(child_id)
                 parent = self._scheduler.registry.find(session_id)
                 child = self._scheduler.fork(session_id, child_id, now, turns)

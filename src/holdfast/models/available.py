@@ -25,7 +25,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def _left_by_limits(root: Path) -> list[int]:
-    """What the cgroup limits of this process leave; empty without limits."""
+    """The memory left by the cgroup limits of this process; empty without limits."""
     left = []
     for place, limit, taken, files in _LIMITS:
         try:

@@ -152,7 +152,7 @@ class Builder:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank adds what is added once: biases of sums."""
+        """Whether this rank adds the terms that are added once: biases of all-reduces."""
         return self.team is None or self.team.sharding.ranks.rank == 0
 
     def embedding_and_head(

@@ -1,6 +1,6 @@
 """The checkpoint's default sampling parameters, from generation_config.json.
 
-They apply to what a request leaves open. A greedy checkpoint (`do_sample` false or missing) sets no
+They apply to fields that a request omits. A greedy checkpoint (`do_sample` false or missing) sets no
 temperature. Read by `checkpoint`, used by the engine.
 """
 

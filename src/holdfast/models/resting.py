@@ -1,9 +1,9 @@
 """Recurrent states that rest in eight bits: which of them are awake, in a running slot of full precision.
 
-The core's slots are where states rest. A step computes in running slots, of which there are two for each turn
-that may run. A state is put to rest when its running slot is needed for another, or when somebody reads it
-where it rests: a turn that begins from it, a copy, a tier. A turn always begins from the rested state, awake
-or not, so that what is computed does not depend on which states were awake. Within a turn the state stays in
+The core's slots contain the int8 states. A step computes in running slots, of which there are two for each
+turn that may run. A state is put to rest when its running slot is needed for another, or when its int8 form
+is read: by a turn that begins from it, a copy, a tier. A turn always begins from the rested state, awake
+or not, so that results do not depend on which states were awake. Within a turn the state stays in
 full precision. Owned by `Memory`; called by the executor and the tiers between steps.
 """
 

@@ -121,7 +121,7 @@ class WeightReader:
         self._ignored.append(re.compile(pattern))
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint has a tensor; dummy weights only have what is read."""
+        """Whether the checkpoint has a tensor; dummy weights only have the tensors that are read."""
         return name in self._names
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:

@@ -1,10 +1,9 @@
-"""`holdfast-haproxy`: the HAProxy program that Ray Serve starts, with what its configuration should say.
+"""`holdfast-haproxy`: a wrapper of HAProxy for Ray Serve that corrects its configuration.
 
-Serve writes a configuration whose statistics and metrics listen on all interfaces, without a password, whose
-admin socket everybody on the machine may write to, and that answers 500 where an API process went away during
-a request. Serve has no setting for these, except for the path of the program. This one rewrites those lines
-and then becomes HAProxy. A configuration in which a port would still be open besides that of the service is
-refused.
+Serve writes a configuration with three faults: statistics and metrics listen on all interfaces, without a
+password; every local user may write to the admin socket; and a request whose API process is lost gets 500.
+Serve has no setting for these, except for the path of the program. The wrapper rewrites those lines
+and then becomes HAProxy. It refuses a configuration that opens other ports than the service's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`holdfast serve --replicas`: what is checked and prepared before Ray is imported.
+"""`holdfast serve --replicas`: checks and preparations before Ray is imported.
 
-A cluster on this machine is this command's own: its files are in a directory of its own, it listens on
+A cluster on this machine belongs to the command: its files are in a private directory, it listens on
 loopback only, and it ends with the command. Ray reads its environment when it is imported: that comes last.
 """
 
@@ -102,7 +102,7 @@ def _free_port(host: str, port: int) -> int:
 
 
 def _require_reachable(address: str) -> None:
-    """Raise if nobody listens at an address; Ray itself would try for long."""
+    """Raise if no process listens at an address; Ray itself would retry for a long time."""
     if address == "auto" or "://" in address:
         return
     host, port = split_address("ray_address", address)

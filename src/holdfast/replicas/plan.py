@@ -1,7 +1,7 @@
-"""What a cluster runs: options of the command as values that replicas are started with. Knows nothing of Ray.
+"""The plan of a cluster: the command's options, as start values of replicas. Independent of Ray.
 
-A plan travels through Ray, so it holds no secret: keys are files that every machine has, or variables of its
-environment.
+A plan passes through Ray, so it contains no secret: keys are files that every machine has, or variables of
+its environment.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ClusterOptions:
         if self.replicas is None:
             for name in ("max_replicas", "api_replicas", "ray_address"):
                 if getattr(self, name) is not None:
-                    raise OptionError(name, "means nothing without --replicas")
+                    raise OptionError(name, "needs --replicas")
             return
         if not 1 <= self.replicas <= REPLICAS_MAX:
             raise OptionError("replicas", f"must be from 1 to {REPLICAS_MAX}, not {self.replicas}")
@@ -97,7 +97,7 @@ def make_plan(
     assert cluster.replicas is not None, "the command serves a cluster"
     for name in OF_ONE_ENGINE:
         if server.get(name):
-            raise OptionError(name, "does not go with --replicas")
+            raise OptionError(name, "cannot be combined with --replicas")
     if "link_keys" not in server:
         raise OptionError(
             "link_keys", "is required with --replicas: make a key file with `holdfast link-keys FILE`"
@@ -106,7 +106,9 @@ def make_plan(
     if ":" in device:
         raise OptionError("device", f"must not name one GPU ({device}) with --replicas: Ray chooses them")
     if engine.get("tensor_parallel", 1) != 1:
-        raise OptionError("tensor_parallel", "does not go with --replicas, whose engines have one GPU each")
+        raise OptionError(
+            "tensor_parallel", "cannot be combined with --replicas, whose engines have one GPU each"
+        )
     journal = engine.get("journal")
     if journal is not None and not is_database(journal):
         raise OptionError(
@@ -115,7 +117,7 @@ def make_plan(
     if journal is not None and _has_password(journal):
         raise OptionError(
             "journal",
-            "must not hold a password, which would travel through Ray: use PGPASSFILE or PGPASSWORD",
+            "must not contain a password, because it would pass through Ray: use PGPASSFILE or PGPASSWORD",
         )
     make_options(**engine)
     plan = Plan(model, cluster, dict(engine), dict(server))
@@ -132,7 +134,7 @@ def read_plan(values: Mapping[str, Any]) -> Plan:
     """The plan in values, such as the arguments of an application in a Serve configuration file."""
     known = {"model", "cluster", "engine", "server"}
     if unknown := sorted(values.keys() - known):
-        raise OptionError(unknown[0], f"is not a part of a plan; it has {', '.join(sorted(known))}")
+        raise OptionError(unknown[0], f"is an unknown section; a plan has {', '.join(sorted(known))}")
     try:
         cluster = ClusterOptions(**values.get("cluster", {}))
     except TypeError as error:

@@ -1,8 +1,8 @@
-"""The named actor that knows the engines of a cluster: it hands out their names, and tells where they are.
+"""The registry of a cluster's engines, a named actor: it assigns their names and publishes their addresses.
 
-Engines say every second that they live; API processes ask with the version that they know, and are answered
-when there is another, or after a while. If the actor is lost, Ray starts it again, and it learns everything
-within seconds from the engines; API processes go on with what they know. No request passes through it.
+Engines send a heartbeat every second. API processes poll with their version, and are answered
+when it changes, or after a while. If the actor is lost, Ray restarts it, and the engines' heartbeats restore
+it within seconds; API processes continue with their last version. No request passes through it.
 """
 
 from __future__ import annotations

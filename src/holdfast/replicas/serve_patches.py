@@ -1,7 +1,7 @@
-"""What is replaced in Ray Serve's replica process, with the names that Ray 2.60 has for it.
+"""Patches of Ray Serve's replica process, by the names in Ray 2.60.
 
 A replica calls these functions after the deployment's constructor has run, so the constructor replaces them.
-Nothing else of Ray's internals is touched; `tests/ray` fails where another version has other names.
+Nothing else of Ray's internals is patched; `tests/ray` fails if another version has other names.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Ordinary (branching) sessions: a tree of requests by id, and no memory at all.
 
-Each request of such a session is a one-shot through the prefix tree; what is kept here is only what was said,
-so that a later request can name an earlier one and go on from it:
+Each request of such a session is a one-shot through the prefix tree; only tokens are kept here,
+so that a later request can continue an earlier one:
 
     compose ──> the tokens of a request, or a refusal; nothing has changed
-    begin ────> the request is in the tree; answers which others must be stopped for it
-    record ───> what it generated, as it comes; `finished` with the last of it
+    begin ────> the request is in the tree; returns the requests that must be stopped for it
+    record ───> its generated tokens, as they arrive; `finished` with the last
 
-A request that names no parent starts a branch of its own. One that does gets the parent's prompt and output,
-less the output if that is to be dropped, cut at `offset` (a negative one counts from the end, 0 cuts
-nothing), followed by its own tokens. With `replace` everything that grew out of the parent is forgotten
-first, and the parent itself, if it still runs, ends with what it has said so far; without a parent all is
-forgotten. Tokens are copied between logs, so forgetting one breaks no other. Used by `ordinary_sessions`.
+A request without a parent starts a new branch. Otherwise it gets the parent's prompt and output
+(without the output if it is to be dropped), cut at `offset` (a negative one counts from the end, 0 cuts
+nothing), followed by its own tokens. With `replace` all descendants of the parent are removed
+first, and the parent itself, if it still runs, ends with its output so far; without a parent all requests
+are removed. Tokens are copied between logs, so a removal breaks no other. Used by `ordinary_sessions`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class UnknownRequest(Refused):
 
 
 class RequestRunning(Refused):
-    """A request can be appended to one that has finished, unless it replaces it."""
+    """The parent still runs: only a finished request can be continued, unless it is replaced."""
 
     code = "request_not_finished"
     param = "session_params.rid"
@@ -94,7 +94,7 @@ class BranchingSession:
         return prompt
 
     def _history(self, parent: str, offset: int, replace: bool, drop_previous_output: bool) -> list[int]:
-        """What a request inherits from its parent."""
+        """The tokens that a request inherits from its parent."""
         log = self._find(parent)
         if not log.finished and not replace:
             raise RequestRunning(f"request {parent} has not finished")

@@ -1,9 +1,9 @@
-"""Hidden sessions that were closed for room: what their turns said, so that a dialect can render them anew.
+"""The text of hidden sessions that were closed for room, so that a dialect can render them anew.
 
-A hidden session that gives way to another (`hidden_sessions`) loses its history on the engine and in the
-journal. What its turns were asked and answered is kept here, in this process, for each tenant up to a number
-of characters; the sessions that were closed first are forgotten first. A response of such a session can be
-retrieved, and one that continues it begins with its items in a session of its own. Used by `service` and by
+A hidden session closed for another (`hidden_sessions`) loses its history on the engine and in the
+journal. The inputs and answers of its turns are kept here, in this process, up to a number of characters per
+tenant; the oldest closed sessions are discarded first. A response of such a session can be
+retrieved, and one that continues it begins with its items in a new session. Used by `service` and by
 the store of responses.
 """
 
@@ -28,7 +28,7 @@ TURN_SIZE = 1024
 
 @dataclass(slots=True)
 class ClosedSession:
-    """What is left of a session: its metadata, and the turns that were given notes."""
+    """The rest of a session: its metadata, and its turns with notes."""
 
     tenant: str
     name: str
@@ -64,7 +64,7 @@ class ClosedSessions:
             self.forget(next(iter(mine.values())))
 
     def find(self, tenant: str, name: str) -> ClosedSession | None:
-        """What is left of a session; None if nothing is."""
+        """The kept data of a session, or None."""
         return self._tenants.get(tenant, OrderedDict()).get(name)
 
     def forget(self, closed: ClosedSession) -> None:

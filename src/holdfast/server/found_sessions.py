@@ -1,18 +1,18 @@
-"""Conversations that clients send whole with each request, and the hidden sessions that have their memory.
+"""Conversations whose history clients resend with each request, and the hidden sessions with their memory.
 
 A chat client resends its history with every request. Each such conversation has a *hidden session* on the
-engine: volatile (in no journal), in no list, named so that no client can name it. A request looks for the
-session that has the longest beginning of it, and goes on there.
+engine: volatile (in no journal), in no list, with a name that no client can use. A request continues in the
+session with the longest common prefix.
 
     candidates   sessions of the tenant whose latest requests had the same first messages: an index by
                  digests of messages (`conversation_keys`), since comparing texts is work for a text process
     trail        the text of a session in stretches (`session_trail`)
-    claim        a session and the length from which a request goes on; it is busy until the turn ends
+    claim        a session and the length from which a request continues; it is busy until the turn ends
 
-At the end of the last turn, or inside it, a request goes on in place: what follows there is cut. At an older
-place it forks. A session that is busy is no candidate: its conversation is computed in another one.
-Everything here is a cache: if the engine does not have what a claim names, the request is written again for a
-new session. All methods run on the event loop. Used by `service` and `turn_starter`.
+At the end of the last turn, or inside it, a request continues in place and cuts the rest. At an older
+place it forks. A busy session is no candidate: the conversation is computed in another one.
+Everything here is a cache: if the engine has lost a claimed session, the request is written again for a
+new one. All methods run on the event loop. Used by `service` and `turn_starter`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Candidate(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A conversation that is busy with a request from now on, and what its turn follows.
+    """A conversation claimed by a request, and the history that its turn follows.
 
     `keep` tokens of the session, or of `parent`, come before `tokens`. `how`: found, forked or new.
     """
@@ -116,7 +116,7 @@ class Conversations:
         return list(self._by_name.values())
 
     def takes(self, asked: TurnAsked) -> bool:
-        """Whether a request is a conversation that goes on in a session."""
+        """Whether a request is a conversation that continues in a session."""
         sampling = asked.sampling
         whole = asked.input.messages is not None and sampling.n == 1 and not asked.goes_on
         scored = sampling.prompt_logprobs is not None or asked.computes_from is not None
@@ -153,7 +153,7 @@ class Conversations:
         written: WrittenTurn,
         candidates: Sequence[Candidate],
     ) -> Claim | None:
-        """The session in which a request goes on; None if what was found has changed, or all are busy."""
+        """The session in which a request continues; None if it has changed meanwhile, or all are busy."""
         found, tokens = written.found, written.tokens
         assert found is not None, "the request was compared with trails"
         if found.trail is None:
@@ -252,7 +252,7 @@ class Conversations:
         return True
 
     def ended(self, feed: TurnFeed) -> None:
-        """A turn has ended: its session's trail is what the engine says that stays."""
+        """A turn has ended: its session's trail is cut to the part that stays."""
         conversation = None if feed.session is None else self._by_name.get(feed.session)
         if conversation is None or conversation.call != feed.call:
             return
@@ -340,7 +340,7 @@ def _with_input(kept: Trail, found: jobs.Found, tokens: list[int]) -> Trail:
 
 
 def turn_fields(claim: Claim) -> dict[str, Any]:
-    """The fields of a `StartTurn` that say what a turn follows."""
+    """The fields of a `StartTurn` for the history that a turn follows."""
     return {
         "session": claim.conversation.name,
         "known": claim.known,

@@ -1,13 +1,13 @@
-"""What clients are saying, computed before they have said all of it.
+"""Listening ahead: clients' input is computed before it is complete.
 
-A route tells `Listening` the input of a session's next turn as it grows (`hear`). It is written for the
+A route passes the growing input of a session's next turn to `Listening` (`hear`). It is written for the
 session's history like any turn, and the engine computes the part that more text will not change
-(`engine/listening.py`). The turn itself is started as always: the engine finds what is computed, and computes
-the rest. So nothing depends on what happens here: an input that cannot be written yet is left to its turn.
+(`engine/listening.py`). The turn itself is started as always: the engine computes only the rest. No result
+depends on this module: an input that cannot be written yet is left to its turn.
 
-Inputs are written one at a time for each session, the newest only, after a moment in which the turn may
-come: a client that says all at once costs nothing more. While a turn runs on the session the input waits for
-its end. Inputs of clients that use HTTP are kept here as well (`Said`), for `SAID_SECONDS`.
+Inputs are written one at a time for each session, the newest only, after a short delay in which the turn may
+arrive, so that input sent at once has no extra cost. While a turn runs on the session the input waits for
+its end. Inputs of HTTP clients are also kept here (`Said`), for `SAID_SECONDS`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Said:
 
 
 class _Speaker:
-    """What is being said to one session."""
+    """The incoming input of one session."""
 
     __slots__ = ("answer", "record", "said", "task", "written")
 
@@ -122,7 +122,7 @@ class Listening:
         self._forget(engine_name(record.tenant, record.name))
 
     def turn_ended(self, key: str) -> None:
-        """A turn has ended on a session: what was said meanwhile can be written now."""
+        """A turn has ended on a session: input that arrived meanwhile can be written now."""
         speaker = self._speakers.get(key)
         if speaker is not None:
             self._wake(key, speaker)
@@ -149,7 +149,7 @@ class Listening:
             speaker.task = asyncio.create_task(self._write(key, speaker))
 
     async def _write(self, key: str, speaker: _Speaker) -> None:
-        """Write what is said, until nothing new is; problems are left to the turn."""
+        """Write the input until there is nothing new; problems are left to the turn."""
         try:
             await asyncio.sleep(MOMENT_SECONDS)
             while (said := speaker.said) is not None and _is_news(said, speaker.written):
@@ -187,7 +187,7 @@ class Listening:
     # --- input over HTTP --------------------------------------------------------------------------
 
     def said(self, record: SessionRecord) -> Said:
-        """What was said to a session over HTTP, and waits for its turn; a new text once a turn has begun."""
+        """The waiting HTTP input of a session; a new text once a turn has begun."""
         key = engine_name(record.tenant, record.name)
         now = self._clock()
         found = self._said.pop(key, None)

@@ -34,8 +34,8 @@ class ServerOptions:
 
     `api_keys` is a file of one key a line, `name:key` or the key alone; `HOLDFAST_API_KEYS` in the
     environment gives the same, separated by commas. A tenant may have `tenant_sessions` open; None for as
-    many as the server. Turns without a seed get one derived from `seed`. Conversations that clients send
-    whole go on in one of `found_sessions` sessions that nobody sees; 0 runs each as a request of its own.
+    many as the server. Turns without a seed get one derived from `seed`. Chats that resend their history
+    continue in one of `found_sessions` hidden sessions; 0 runs each request independently.
     Stored responses are kept for `response_ttl` seconds after their last use. With `engine`, addresses of
     engine processes, this process has no engine of its own; a link that is silent for `link_seconds` is lost.
     """
@@ -73,7 +73,7 @@ class ServerOptions:
         if self.engine and self.link_keys is None:
             raise OptionError("engine", "needs --link-keys FILE: make one with `holdfast link-keys FILE`")
         if self.link_keys is not None and not self.engine:
-            raise OptionError("link_keys", "means nothing without --engine")
+            raise OptionError("link_keys", "needs --engine")
         if len(set(self.engine)) < len(self.engine):
             raise OptionError("engine", "names an address twice")
         for name in ("body_limit", "bodies_limit", "message_limit", "tenant_sessions"):

@@ -224,7 +224,7 @@ class Prompts:
         return await self._written(job, size + _constraint_size(job.asks), tenant)
 
     async def answer_to(self, tokens: list[int], asks: jobs.Asks, tenant: str = "") -> jobs.Written:
-        """What a turn asks of the answer to a prompt of tokens."""
+        """The answer's requirements of a turn with a prompt of tokens."""
         job = jobs.AnswerTo(tokens[-TAIL_TOKENS:], asks)
         return await self._written(job, _characters(asks.tools) + _constraint_size(asks), tenant)
 

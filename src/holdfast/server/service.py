@@ -1,4 +1,4 @@
-"""Sessions and turns of a caller, over the link to the engine: what all routes share.
+"""Sessions and turns of a caller, over the link to the engine; shared by all routes.
 
 A route translates a request of its dialect into one of these calls and formats the result. A call either
 succeeds or raises a `Problem` and has changed nothing.
@@ -193,7 +193,7 @@ class Service:
     # --- turns ------------------------------------------------------------------------------------
 
     def check_turn(self, asked: TurnAsked) -> None:
-        """Raise for what is invalid independent of the session's state."""
+        """Raise for fields that are invalid in any state of the session."""
         limit = asked.sampling.max_tokens
         if limit is not None and limit >= self.facts.context_length:
             raise context_exceeded(self.facts.context_length, 0, limit).renamed(asked.fields)
@@ -241,14 +241,14 @@ class Service:
         return TurnStarter(self.link, self.seeds, self.prompts, self.facts, self.conversations)
 
     def _close_hidden(self, name: str) -> None:
-        """End the session of a conversation; nobody waits for that."""
+        """End the session of a conversation, without waiting."""
         self.link.send(wire.CloseSession(self.link.number(), name))
 
     def _count_found(self, how: str) -> None:
         self.metrics.conversations.labels(how).inc()
 
     async def flush(self) -> None:
-        """Evict prefixes that nobody uses; conversations that are sent whole are found no more."""
+        """Evict unleased prefixes; hidden sessions of chats are no longer found."""
         self.conversations.close_idle()
         await self.ask("flush")
 

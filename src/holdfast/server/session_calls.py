@@ -188,7 +188,7 @@ class SessionCalls:
         await self.close_record(await self.find(caller.tenant, name) if record is None else record)
 
     async def give_way(self, record: SessionRecord) -> None:
-        """Close a hidden session for room; what its turns said is kept for a while."""
+        """Close a hidden session for room; the text of its turns is kept for a while."""
         try:
             turns = await self.turns(record)
         except Problem as problem:

@@ -37,9 +37,9 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class SessionGiven:
-    """What a session is opened with; `ttl` in seconds, `tools` in OpenAI's form.
+    """The fields of a new session; `ttl` in seconds, `tools` in OpenAI's form.
 
-    `settings` say how it is kept, as far as they were given (`engine.session_settings`).
+    `settings` are the given ones of `engine.session_settings`.
     """
 
     ttl: float | None = None

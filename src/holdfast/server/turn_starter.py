@@ -1,9 +1,9 @@
 """Starts turns on the engine: written for a session's history, or as one-shot requests with their choices.
 
 A turn on a session is written for the history that the API process knows; if it changed meanwhile, the engine
-rejects the turn and it is written again. A whole conversation that is sent to a session with a history is
-compared with it, and what is new is appended. One that is sent without a session goes on in the hidden
-session that has its beginning (`found_sessions`). Used by `service`.
+rejects the turn and it is written again. A whole conversation sent to a session with a history is
+compared with it, and only the new part is appended. Without a session it continues in the hidden
+session with the longest common prefix (`found_sessions`). Used by `service`.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class TurnStarter:
         )
 
     async def _write_after(self, record: SessionRecord, asked: TurnAsked) -> WrittenTurn:
-        """What a conversation adds to its session's history."""
+        """The tokens that a conversation adds to its session's history."""
         number, name = self._link.number(), engine_name(record.tenant, record.name)
         done = await self._link.call(wire.Ask(number, wire.Question.TOKENS, name), number)
         try:
@@ -157,7 +157,7 @@ class TurnStarter:
         raise AssertionError("a new session is not stale")
 
     async def _start_claim(self, claim: Claim, command: wire.StartTurn, asked: TurnAsked) -> TurnFeed | None:
-        """Start the turn of a claim; None if the engine does not have what it follows."""
+        """Start the turn of a claim; None if the engine has lost the history that it follows."""
         try:
             feed = (await self._start([command], asked.fields))[0]
         except Problem as problem:
@@ -275,7 +275,7 @@ def _note_parsed() -> None:
 
 
 def _names(asked: TurnAsked) -> Mapping[str, str]:
-    """What the client calls each field; the engine calls what asks for a grammar `grammar`."""
+    """The client's name of each field; the engine's name of a grammar's field is `grammar`."""
     return {**asked.fields, "grammar": grammar_field(asked.answer)}
 
 

@@ -52,7 +52,7 @@ def checked_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
 def require_template_kwargs(given: Mapping[str, Any] | None) -> None:
     """Raise for variables that the template does not get from a client."""
     for name in sorted(RESERVED_KWARGS & (given or {}).keys()):
-        raise bad_field(f"chat_template_kwargs.{name}", "is a variable that other fields stand for")
+        raise bad_field(f"chat_template_kwargs.{name}", "is reserved: other request fields set this variable")
 
 
 def tools_of(asked: TurnAsked, record: SessionRecord | None) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ class TurnWriter:
         return self._checked(asked, await self._written(asked.input, asks, record, tenant, steers))
 
     async def write_after(self, asked: TurnAsked, record: SessionRecord, history: bytes) -> WrittenTurn:
-        """What a whole conversation adds to the history of its session; raises the problem if they differ."""
+        """The new part of a whole conversation; raises the problem if its session's history differs."""
         messages = asked.input.messages or []
         system = None if begins_with_system(messages) else record.system
         job = jobs.Chat(
@@ -119,7 +119,7 @@ class TurnWriter:
         return self._checked(asked, _turn(await self._prompts.chat(job, tenant)))
 
     def asks(self, asked: TurnAsked) -> jobs.Asks:
-        """What a request without a session asks of its answer."""
+        """The answer's requirements of a request without a session."""
         return self._asks(asked, None)
 
     def _checked(self, asked: TurnAsked, written: WrittenTurn) -> WrittenTurn:
@@ -190,7 +190,7 @@ class TurnWriter:
         return WrittenTurn(tokens, made.grammar, made.answer)
 
     def _asks(self, asked: TurnAsked, record: SessionRecord | None) -> jobs.Asks:
-        """What a turn asks of its answer, as a text process takes it."""
+        """A turn's requirements of its answer, in the form of a text process."""
         options = asked.answer
         require_template_kwargs(options.chat_template_kwargs)
         tools = tools_of(asked, record) if asked.reads else []

@@ -1,9 +1,9 @@
 """Clients that send their whole conversation with each request, and verbs that name a length in tokens.
 
 A server finds the session of such a client by its text. The session is volatile: it may be lost at any time,
-and the client sends everything again. A request that leaves out the end of the last turn cuts the session and
-goes on in one act; one that goes back further forks it at a token; one that finds its session busy runs in a
-new session. Called by the world.
+and the client resends the conversation. A request without the end of the last turn cuts the session and
+continues in one operation; a request that goes back further forks it at a token; if the session is busy, the
+request runs in a new session. Called by the world.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The clients of a simulated server: what they do, and what adversaries try.
+"""The clients of a simulated server, and adversaries: their actions.
 
-An action either succeeds, and then its conversation follows it, or is refused, and then nothing may have
-changed. What clients hear is hearing.py's.
+An action either succeeds and its conversation follows it, or is refused and must have changed nothing.
+hearing.py handles the events that clients receive.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Constrained turns of the simulation: what a turn may say next depends on all that it has said.
+"""Constrained turns of the simulation: the allowed tokens depend on all earlier tokens of the turn.
 
-A matcher's state is a checksum of the tokens that it has taken: a token that is lost or taken twice changes
-everything that follows. After some tokens a run is forced, as a grammar does where it leaves no choice. The
+A matcher's state is a checksum of its tokens: a lost or repeated token changes all later masks. After some
+tokens a run is forced, as a grammar does where only one token is allowed. The
 executor and the client of a turn have a matcher each, and must agree.
 """
 

@@ -1,10 +1,10 @@
-"""A simulated device: pages and slots that remember exactly what was written to them.
+"""A simulated device: pages and slots that remember their exact content.
 
-It runs plans as a real executor would: table changes, copies, moves, then rows. Every row reads through its
-block tables and its state slot and compares all that it depends on with what must be there, before it
-computes. A stale table entry, a page used twice, a wrong rollback, a bleeding fork, a wrong state: all show
-as wrong content, with the name of the row. It also watches fences: a unit that a plan in flight names must
-not be handed to another sequence. It has the matchers of constrained turns, and feeds them what it samples.
+It runs plans as a real executor would: table changes, copies, moves, then rows. Before it computes, every row
+reads through its block tables and its state slot and compares the content with its expected history. A stale
+table entry, a page used twice, a wrong rollback, a bleeding fork, a wrong state: all show
+as wrong content, with the name of the row. It also checks fences: a unit named by a plan in flight must
+not be allocated to another sequence. It feeds the sampled tokens to the matchers of constrained turns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAGED = (Component.FULL, Component.WINDOW)
 
 
 class WrongContent(Exception):
-    """A row found something else in memory than what was written there; `number` says whose row it is."""
+    """A row found wrong content in memory; `number` identifies the row."""
 
     def __init__(self, number: int, what: str) -> None:
         super().__init__(what)

@@ -49,7 +49,7 @@ STATES_PER_PROGRESS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found, whose it is, and which events lead to it."""
+    """A finding, its holder, and the events that lead to it."""
 
     kind: str
     detail: str
@@ -60,7 +60,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Exploration:
-    """What an exploration has come to. `exhausted` settings have no state left that was not visited."""
+    """The result of an exploration. In `exhausted` settings every state was visited."""
 
     states: int = 0
     transitions: int = 0

@@ -28,7 +28,7 @@ SITES = (*(f"allocate: {purpose}" for purpose in ALLOCATIONS), *EXECUTOR, *OUTSI
 
 
 class Faults:
-    """Decides when what goes wrong, and counts it."""
+    """Draws faults and counts them."""
 
     __slots__ = ("counts", "rate", "rng")
 

@@ -1,8 +1,8 @@
-"""When two states are the same: everything that decides what may happen next, without names that do not.
+"""Equality of states: all facts that decide the future, without arbitrary names.
 
-Units are renamed in the order in which a walk over the owners meets them, so it does not matter which of the
-free ones was taken. Steps count from the last one settled, recency and ages as ranks. What a free unit still
-contains is left out: nothing may read it.
+Units are renamed in the order in which a walk over the owners meets them, so the choice of a free unit
+does not matter. Steps count from the last one settled, recency and ages as ranks. The content of a free unit
+is omitted: nothing may read it.
 """
 
 from __future__ import annotations

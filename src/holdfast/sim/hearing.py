@@ -1,8 +1,8 @@
-"""Events as clients receive them, compared with what they must be.
+"""Events as clients receive them, compared with the expected ones.
 
-An `Audience` keeps a `Conversation` for every session: what it must say without any memory, what its client
-asked for, and since when it rests. Every event of the core is compared with it. Ends of turns and sessions
-must come within a few steps of being asked for. What is not as it must be is `Found`.
+An `Audience` keeps a `Conversation` for every session: its expected text, computed without memory, its
+client's requests, and since when it is idle. Every event of the core is compared with it. Ends of turns and
+sessions must come within a few steps of the request. A difference is `Found`.
 """
 
 from __future__ import annotations

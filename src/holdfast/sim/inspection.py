@@ -1,7 +1,7 @@
-"""Reading all of memory: the content of every unit must be what its owner says it is.
+"""Reads all of memory: the content of every unit must be what its owner expects.
 
-Rows read what they depend on when they run; this reads the rest too: sessions at rest, resume points, parcels
-on other tiers, copies on the host, the prefix tree with its tails. So what was spoilt is found where it lies,
+Rows read their own history when they run; this reads the rest too: idle sessions, resume points, parcels
+on other tiers, copies on the host, the prefix tree with its tails. So corruption is found in place,
 with its holder's name, and not only when it is read again.
 """
 

@@ -1,4 +1,4 @@
-"""Planted bugs of open turns: what is sampled, revised, taken back and planned before it is committed.
+"""Planted bugs of open turns: in sampling, revision, rollback and planning before the commit.
 
 Each function replaces one site by a version that differs in the effect of about one statement, and never
 raises of itself: the audit, the device or the clients of a simulation must notice it. See planting.py.

@@ -1,7 +1,7 @@
-"""Whether the scheduler's lists say what its sessions say.
+"""Consistency of the scheduler's lists with its sessions.
 
-Whether a session runs, waits, rests, is sealed, moves or has rows in flight is written down twice: in the
-session, and in the lists that plans are made from. A session that is in a list too many or too few is served
+Whether a session runs, waits, is idle, is sealed, moves or has rows in flight is recorded twice: in the
+session, and in the lists that plans are made from. A session in a wrong list, or missing in one, is served
 wrongly much later, or never. `check` compares both sides. Called by the world after every step.
 """
 

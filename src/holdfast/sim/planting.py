@@ -1,7 +1,7 @@
-"""What a planted bug is, and how it is put into the core and taken out again.
+"""Planted bugs: their definition, and how they are put into the core and removed.
 
 A `Mutant` replaces attributes of core classes and modules while it is planted; no file changes. The faulty
-version says when it did something else than the original, so that a check which found nothing is told apart
+version reports when it differs from the original, which distinguishes an undetected bug
 from a bug that never happened. Used by mutants.py and by the modules that define mutants.
 """
 

@@ -1,7 +1,7 @@
-"""The reference: what every conversation must say, worked out without any memory.
+"""The reference: the expected text of every conversation, computed without memory management.
 
-A client's view of one session: its committed tokens, the turn in flight, and what the fake model must say
-next. It hears the same events as a client and complains when they are not what they must be.
+A client's view of one session: its committed tokens, the turn in flight, and the next tokens of the fake
+model. It receives the same events as a client and reports unexpected ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NEVER = -1
 
 
 class Mismatch(Exception):
-    """A transcript is not what the model says without memory."""
+    """A transcript differs from the reference."""
 
 
 class Ask(NamedTuple):

@@ -1,7 +1,7 @@
 """Restart after a kill: a new core begins with the durable state.
 
-A turn is durable before its client hears of its end, so every session comes back exactly as its client knows
-it, and what was in flight never was. Requests of their own and volatile sessions are lost. Some sessions have
+A turn is durable before its client receives its end, so every session comes back exactly as its client knows
+it, and turns in flight are discarded. One-shot requests and volatile sessions are lost. Some sessions have
 a file with the memory of their first tokens, up to the end of some turn; the others have their tokens alone
 and compute them again. Called by the world.
 """

@@ -1,4 +1,4 @@
-"""Planted bugs of retention: what is pinned, and who leaves the device first. See planting.py."""
+"""Planted bugs of retention: pins, and the order of eviction. See planting.py."""
 
 from __future__ import annotations
 

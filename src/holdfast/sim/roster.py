@@ -7,7 +7,7 @@ from random import Random
 
 
 class Roster:
-    """Names in an order that depends on nothing but what was added and discarded."""
+    """Names in an order that depends only on additions and removals."""
 
     __slots__ = ("_at", "_names")
 

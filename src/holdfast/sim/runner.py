@@ -37,7 +37,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One world of a run: its number, what it is made of, and for how many steps it lives."""
+    """One world of a run: its number, its setup, and its number of steps."""
 
     number: int
     setup: Setup
@@ -46,7 +46,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found, whose it is, and where in the run."""
+    """A finding, its holder, and its place in the run."""
 
     kind: str
     detail: str
@@ -57,7 +57,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Summary:
-    """What a run has come to."""
+    """The result of a run."""
 
     steps: int = 0
     turns: int = 0

@@ -1,6 +1,6 @@
 """A world so small that all orders of events can be tried: two sessions, a handful of pages, a few tokens.
 
-It has no chance and no clock: what happens is what it is told, event by event. The core and the device are
+It has no randomness and no clock: events are given one by one. The core and the device are
 the real ones; conversations are followed as in a large world. Used by the exploration.
 """
 
@@ -47,7 +47,7 @@ REFUSALS: dict[str, Container[int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a tiny world is made of, and which events have happened in it before anything is tried.
+    """The setup of a tiny world, and the events before the exploration.
 
     In a `mute` one first turns sample nothing: their input is computed, and they end.
     """

@@ -1,8 +1,8 @@
 """A seeded world around the real core.
 
 Clients act, plans are made and run, possibly one ahead of the other, results come back, faults strike, and
-after every step the audit counts and each transcript is compared with what a model without memory says. The
-same seed gives the same trace and the same state hash; whatever is found can be replayed.
+after every step the audit runs and each transcript is compared with the reference. The
+same seed gives the same trace and the same state hash; every finding can be replayed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CLOSING_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a world is made of; with the seed it fixes everything that happens."""
+    """The setup of a world; with the seed it determines the whole run."""
 
     seed: int
     layout: str

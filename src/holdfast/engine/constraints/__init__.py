@@ -1,6 +1,6 @@
 """Constraints: grammars that a turn's text must match.
 
-A `Grammar` is what a request asks for and what the journal keeps. A `Compiler` turns it into a `Compiled`
+A `Grammar` is the constraint of a request; the journal stores it. A `Compiler` turns it into a `Compiled`
 form in a thread and caches it. A `Matcher` is the position of one turn in it: it fills token masks, names
 forced tokens, and is rebuilt by replaying the turn's tokens. `guidance` implements the last two on
 llguidance, which is imported only when the first `Vocabulary` is built.

@@ -1,13 +1,13 @@
-"""Grammars are compiled once, in threads, and kept: the engine's loop never waits for one.
+"""Compiles grammars in threads and caches them: the engine's loop never waits for one.
 
 `request` returns a `Compilation` at once: ready if the grammar is cached, failed if it failed a moment ago,
-waiting otherwise. All who ask for a grammar that is being compiled get the same object. The loop calls `poll`
-between steps: it takes over what the threads have finished and returns it. Everything but the compilation
+waiting otherwise. Concurrent requests for one grammar get the same object. The loop calls `poll`
+between steps, which returns the finished compilations. Everything but the compilation
 itself happens in the thread that calls `request` and `poll`, so there are no locks.
 
-Compiled grammars are evicted least recently used first, by bytes. Failures are remembered for some seconds,
-so that a client that repeats a hopeless request does not keep the threads busy. A compilation cannot be
-stopped: one that exceeds its time fails for those who wait, and its result is still cached when it comes.
+Compiled grammars are evicted least recently used first, by bytes. Failures are cached for some seconds,
+so that a client that repeats a bad request does not keep the threads busy. A compilation cannot be
+stopped: after its time limit it fails for all waiting turns, but its late result is still cached.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Compilation:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What a thread made of a compilation."""
+    """The result of a compilation in a thread."""
 
     key: str
     work: Compilation

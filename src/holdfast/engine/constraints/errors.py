@@ -8,7 +8,7 @@ __all__ = ["Fault", "GrammarError"]
 
 
 class Fault(Enum):
-    """What is wrong. The first four are the request's fault, the last two are not."""
+    """The kind of a fault. The first four are the request's fault, the last two are not."""
 
     INVALID = "invalid"
     """Not a grammar: syntax, a wrong value, a reference to nothing, or no text matches it."""

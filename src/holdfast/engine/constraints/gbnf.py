@@ -23,7 +23,7 @@ REPETITIONS_MAX = 100_000
 
 
 class _Sign(Enum):
-    """What the notation is made of."""
+    """The signs of the notation."""
 
     SPACE = "space"
     DEFINE = "::="

@@ -1,6 +1,6 @@
-"""What a turn's text must match: the grammar that a request asks for and the journal keeps.
+"""The grammar of a turn's text, as the request states it and the journal stores it.
 
-`Grammar.of` checks and normalises what a client sent, in the API process: sizes first, then JSON, keywords
+`Grammar.of` checks and normalises a client's grammar, in the API process: sizes first, then JSON, keywords
 and references, each error with its place. GBNF, choices and structural tags become Lark, so that the engine's
 process parses no text in Python. Compilation (`compiler`) comes later and may find more errors.
 

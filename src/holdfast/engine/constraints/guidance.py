@@ -73,7 +73,7 @@ class LibraryMatcher(Protocol):
         """Take back tokens."""
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
-        """Take tokens up to one that is refused; how many were taken."""
+        """Accept tokens up to the first refused one; returns how many."""
 
     def validate_tokens(self, tokens: list[int]) -> int:
         """How many tokens would be taken."""
@@ -266,7 +266,7 @@ class GuidanceMatcher:
         return self._refuse(tokens, count)
 
     def takes_directly(self, token: int) -> bool:
-        """Whether the library may be given this token: it is no end-of-turn token and the turn goes on."""
+        """Whether to pass this token to the library: not an end-of-turn token, and the turn continues."""
         within = 0 <= token < self.vocabulary.size and token not in self._ends
         return within and not self._ended and not self._refusal
 
@@ -314,7 +314,7 @@ class GuidanceMatcher:
         return list(takewhile(lambda token: 0 <= token < size and token not in ends, tokens))
 
     def correct(self, rows: MaskRows, row: int) -> None:
-        """Take from a mask that the library wrote what it should not allow."""
+        """Remove tokens from the library's mask that must not be allowed."""
         if self.inner.is_error():
             rows.clear(row)
         elif self.vocabulary.text_ends and not self.inner.is_accepting():

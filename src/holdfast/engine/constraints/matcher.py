@@ -1,4 +1,4 @@
-"""What the engine needs of a constraint: a position in a grammar that advances with a turn's tokens.
+"""The engine's view of a constraint: a position in a grammar that advances with a turn's tokens.
 
 A matcher belongs to one turn and is never saved: after a retract, a restart or a failed step it is made anew
 and fed the turn's tokens (`Compiled.matcher`). `guidance` implements these protocols on llguidance, `toy` in

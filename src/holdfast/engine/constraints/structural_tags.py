@@ -38,7 +38,7 @@ def to_lark(value: Any, control_tokens: Mapping[str, int], whitespace: schema.Wh
 
 @dataclass(frozen=True, slots=True)
 class _Tag:
-    """A tag: what it begins and ends with, and its content as Lark (None: free text)."""
+    """A tag: its begin and end text, and its content as Lark (None: free text)."""
 
     begin: str
     end: str

@@ -1,7 +1,7 @@
 """A matcher in plain Python with state that depends on every token, for tests and simulation.
 
-What it allows next is a function of all tokens so far: a matcher that missed a token or saw one twice allows
-other tokens, so that the difference shows. About two thirds of the vocabulary are allowed, every fifth
+The allowed tokens are a function of all tokens so far: a matcher that missed a token or saw one twice allows
+other tokens, so that tests notice. About two thirds of the vocabulary are allowed, every fifth
 position forces one token, and the turn may end at every fourth.
 """
 

@@ -134,12 +134,12 @@ def _rewritten(document: dict[str, Any]) -> str:
 
 
 def _joined(pair: str | list[str]) -> str:
-    """What a merge makes: older files write its two halves with a space between."""
+    """The result of a merge: older files write its two halves with a space between."""
     return pair.replace(" ", "", 1) if isinstance(pair, str) else "".join(pair)
 
 
 def _pieces_decoder(mark: str) -> dict[str, Any]:
-    """What a Metaspace decoder does, without the space that it takes from the first token."""
+    """The replacement of a Metaspace decoder, without the removal of the first token's space."""
     replace = {"type": "Replace", "pattern": {"String": mark}, "content": " "}
     return {"type": "Sequence", "decoders": [replace, {"type": "ByteFallback"}, {"type": "Fuse"}]}
 

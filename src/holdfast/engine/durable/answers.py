@@ -123,7 +123,7 @@ def details_of(
     answer: StoredAnswer | None,
     noted: NotedTurn | None = None,
 ) -> str:
-    """What a turn's row keeps besides its tokens, as JSON; empty for a plain turn."""
+    """The data of a turn's row besides its tokens, as JSON; empty for a plain turn."""
     if grammar is None and spec is None and noted is None:
         return ""
     details: dict[str, Any] = {}

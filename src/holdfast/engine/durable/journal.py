@@ -155,7 +155,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Write what is left and close the file."""
+        """Write the remaining records and close the file."""
         if not self.flush():
             log.error("%d records were not written to the journal: %s", len(self._pending), self.fault)
         self._connection.close()

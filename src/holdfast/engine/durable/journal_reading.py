@@ -173,7 +173,7 @@ def _load_turns(
         in_place = (before, depth) == (reached, next_turn)
         turn = valid_turn(checksum, chained, *values) if in_place else None
         if turn is None:
-            log.error("session %s: turn %d is damaged; the session ends before it", session.id, next_turn)
+            log.error("session %s: turn %d is damaged; the session is cut before it", session.id, next_turn)
             session.damaged = True
             return
         session.turns.append(turn)

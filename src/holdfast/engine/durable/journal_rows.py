@@ -186,7 +186,7 @@ class JournalRows:
             raise sqlite3.DatabaseError(f"the journal's index does not find session {session}")
 
     def _delete_answers(self, session: str) -> None:
-        """Delete what a later session with the same name must not inherit."""
+        """Delete rows that a later session with the same name must not inherit."""
         for table in ("finished", "requests", "snapshots"):
             self._run(f"DELETE FROM {table} WHERE session = ?", (session,))
 

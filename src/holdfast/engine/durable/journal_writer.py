@@ -164,7 +164,7 @@ class JournalWriter:
             return batches, self.submitted, self._ending
 
     def _flush(self) -> bool:
-        """Write what was appended. An error becomes the store's fault and never ends the thread."""
+        """Write the appended records. An error becomes the store's fault and never ends the thread."""
         faultless = self.store.fault is None
         try:
             written = self.store.flush()

@@ -25,7 +25,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What an engine is to others: the digest of its weights, and its place in a cluster.
+    """The identity of an engine: the digest of its weights, and its place in a cluster.
 
     Snapshots are valid for the same weights only.
     """

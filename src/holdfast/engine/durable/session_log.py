@@ -1,13 +1,13 @@
-"""The session log: what the engine knows of its sessions beyond memory, written ahead of every answer.
+"""The session log: a write-ahead log of the sessions' facts other than memory.
 
-For each session it keeps the description, the results of the last finished turns by id (a turn that is
-submitted again gets its result again), and the verbs that carried a request id. With a journal every change
+For each session it keeps the description, the results of the last finished turns by id (for repeated
+turns), and the verbs that carried a request id. With a journal every change
 is appended as a record, and `when_durable` delays an acknowledgement until all records before it are in the
 file; without one, or with durability `off`, it comes at once. A thread writes the file (`journal_writer`):
 `flush` submits the appended records as a batch, and gives the acknowledgements of durable batches. While the
-journal cannot be written, new turns and verbs are refused. A session whose records the store refuses belongs
-to another server: its acknowledgements become refusals, and the engine gives it up. Called by the engine and
-by the disk tier.
+journal cannot be written, new turns and verbs are refused. If the store refuses a session's records, the
+session belongs to another server: its acknowledgements become refusals, and the engine closes it. Called by
+the engine and by the disk tier.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class SessionLog:
                 self._writer.submit([])
 
     def close(self) -> None:
-        """Write what is left, give its acknowledgements, and close the journal."""
+        """Write the remaining records, give their acknowledgements, and close the journal."""
         journal, writer = self.journal, self._writer
         if journal is None:
             return

@@ -1,4 +1,4 @@
-"""The interface of a journal's store: what the engine needs of SQLite and of PostgreSQL.
+"""The interface of a journal's store, for SQLite and PostgreSQL.
 
 A store is opened (and its tables upgraded) by its constructor, then read once with `sessions`, then handed to
 the writer's thread (`journal_writer`), which alone calls it until `close`. The engine itself never executes
@@ -103,7 +103,7 @@ class Store(Protocol):
         ...
 
     def keep_alive(self) -> float | None:
-        """Renew what the store must renew; the seconds until the next call, None if none is needed."""
+        """Renew the store's lease; returns the seconds until the next call, None if none is needed."""
         ...
 
     def remove(self, session_id: str) -> bool:
@@ -111,7 +111,7 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Store what is left and release the store."""
+        """Store the remaining records and release the store."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""Rank 0's side: the processes of the other ranks, and what they are told.
+"""Rank 0's side: the processes of the other ranks, and the messages to them.
 
 `Crew` starts a process for each other rank and implements `step.lead.Lead` by sending frames to all of them.
-A rank that has ended, or failed in the middle of a sum, leaves the ranks without agreement: `require` raises
-`RankLost`, which ends the engine's process as the loss of a GPU does. Ranks end with this process, however it
+If a rank ends, or fails during an all-reduce, the ranks are out of step: `require` raises
+`RankLost`, which ends the engine's process like the loss of a GPU. Ranks end with this process, however it
 ends: they see the end of their stream, and are killed with their parent where that is its main thread.
 """
 

@@ -1,8 +1,8 @@
 """Sessions' memory on several ranks: one file holds the parts of all of them.
 
 Rank 0 writes and reads the files. A rank copies its units to the host and sends them, or receives them and
-copies them in. A file's header names the number of ranks with the layout of a rank's memory: one that was
-written by another number of ranks does not match, and its session is computed again.
+copies them in. A file's header names the number of ranks with the layout of a rank's memory: a file written
+by another number of ranks does not match, and its session is recomputed.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ def main(descriptor: int) -> int:
     except RankEnded:
         return 1
     except Exception:
-        log.exception("a rank ends")
+        log.exception("a rank failed")
         return 1
     return 0
 

@@ -30,7 +30,7 @@ class _Work(Protocol):
 
 
 class _Backend(Protocol):
-    """What is used of torch's process groups."""
+    """The part of torch's process groups that is used."""
 
     def allreduce(self, tensors: Sequence[Tensor]) -> _Work: ...
 

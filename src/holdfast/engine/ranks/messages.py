@@ -35,7 +35,7 @@ class RankEnded(RuntimeError):
 
 
 class Kind(IntEnum):
-    """What a frame asks for, or answers."""
+    """The request or answer of a frame."""
 
     SETUP = auto()
     """The model, its options, and which rank this is; in JSON."""
@@ -112,7 +112,7 @@ class Channel:
         try:
             self._socket.sendall(content)
         except TimeoutError as error:
-            raise RankEnded("reads nothing") from error
+            raise RankEnded("does not read") from error
         except OSError as error:
             raise RankEnded("has ended") from error
 

@@ -1,12 +1,12 @@
 """Constrained turns in the executor: their tokens and masks, beside the device and beside the loop.
 
 The mask of a token depends on the token before, so the work for constrained turns lies between the tokens of
-one step and the sampling of the next. Three things keep it short. Grammars take the tokens of all turns in
-one parallel call. The masks of the step that is already launched are filled in a thread while the loop
-detokenises, settles and tells; it waits for them only before it samples, since some masks take a hundred
-times as long as most (those inside of strings whose length is limited). And the mask of a turn whose tokens
-are all known (the first of a turn, and after forced tokens) is filled while the step before is still
-computed. What a grammar forces is asked before its mask is begun, which takes some microseconds.
+one step and the sampling of the next. Three things keep it short. One parallel call advances the matchers of
+all turns. A thread fills the masks of the launched step while the loop detokenises, settles and reports; the
+loop waits for them only before it samples, since some masks take a hundred times as long as most (those
+inside strings of limited length). And the mask of a turn with known tokens (the first of a turn, and after
+forced tokens) is filled during the previous step. Forced tokens are queried before the mask, which takes some
+microseconds.
 
 With few constrained turns, and with drafts, masks are filled when the step is sampled. The tokens are the
 same. A matcher is in one thread at a time: the loop touches none from `launch` or `accept` to `join`.

@@ -162,7 +162,7 @@ class Executor:
         compile_masked(graphs.logits[:1])
 
     def prepare_graphs(self, record: Recorder | None) -> StepGraphs:
-        """Allocate what all graphs share."""
+        """Allocate the buffers shared by all graphs."""
         model, wanted = self.model, shapes(self._rows_max)
         largest = largest_of(wanted)
         pages = self.layout.pages_for(self._context_max)

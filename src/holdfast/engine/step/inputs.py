@@ -186,9 +186,9 @@ def pack(
 
 
 class StepBuffers:
-    """What the device derives from a step's words: tokens, positions, tables and slots.
+    """Device buffers derived from a step's words: tokens, positions, tables and slots.
 
-    Sized for the largest step; a smaller one takes a part of each.
+    Sized for the largest step; a smaller one uses a part of each.
     """
 
     def __init__(

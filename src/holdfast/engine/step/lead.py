@@ -46,7 +46,7 @@ class Lead(Protocol):
         """Units are copied between the device and the host."""
 
     def fence(self, numbers: Sequence[int]) -> None:
-        """What follows may use the units of these moves."""
+        """Later launches may use the units of these moves."""
 
     def moved_states(self, wakes: bool, pairs: list[tuple[int, int]]) -> None:
         """States wake, or are put to rest in eight bits."""

@@ -1,11 +1,11 @@
-"""When the next plan is due: as late as it can be made without the device running dry.
+"""When the next plan is due: as late as possible without leaving the device idle.
 
-With overlap a step is planned and launched while the one before it runs. If that is done at once, a command
-that comes a moment later misses two steps: the one that runs, and the one that waits behind it. A caller with
+With overlap a step is planned and launched while the previous one runs. If that is done at once, a command
+that comes a moment later misses two steps: the running one, and the one behind it. A caller with
 commands to read may wait for them during `slack` instead, and misses one.
 
-The slack is what the step in flight is expected to take, less the host's time for a plan and a launch. What a
-step takes is learnt for each power of two of its tokens: an estimate falls at once and rises slowly, and
+The slack is the expected time of the step in flight, less the host's time for a plan and a launch. The
+time of a step is estimated per power of two of its tokens: an estimate falls at once and rises slowly, and
 falls further after a step that had ended before the host asked for it. Used by the loop.
 """
 

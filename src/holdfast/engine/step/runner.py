@@ -85,4 +85,4 @@ class PlanRunner(Protocol):
         """How many graphs are captured, of how many; None without graphs."""
 
     def release(self, turn: Turn) -> None:
-        """Release what a finished turn holds."""
+        """Release the resources of a finished turn."""

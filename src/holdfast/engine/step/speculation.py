@@ -114,7 +114,7 @@ class Speculator:
             trace.next_pause = min(PAUSE_MAX, 2 * trace.next_pause)
 
     def _read(self, trace: Trace, tokens: TokenLog) -> None:
-        """Index the new history; what follows the last tokens is unknown yet."""
+        """Index the new history; the continuation of the last tokens is not known yet."""
         length = len(tokens)
         # After a retraction the history may be shorter: positions past its end are never followed.
         first = max(min(trace.seen, length), GRAM, length - HISTORY_MAX)

@@ -66,10 +66,10 @@ class Places:
 
 
 class AnswerReader:
-    """The parser of one answer and what it has read.
+    """The parser of one answer and its results.
 
-    `content` says where the text without reasoning and calls lies. `start_marker` are the tokens that open
-    the reasoning, where it can be told from calls; `end_marker` those that end it.
+    `content` locates the text without reasoning and calls. `start_marker` are the tokens that open
+    the reasoning, if it can be distinguished from calls; `end_marker` those that end it.
     """
 
     __slots__ = (

@@ -1,8 +1,8 @@
 """Conversations with tools, calls and results, rendered by one chat template.
 
 Clients write messages in OpenAI's form. `prepare` checks them and brings them into the form that the template
-takes (`engine.tools.rendering`), or writes tools, calls and results as ordinary text where the template knows
-none (`plain_rendering`). `whole` renders a conversation, `continuation` what follows the last answer of an
+takes (`engine.tools.rendering`), or writes tools, calls and results as ordinary text if the template does not
+support them (`plain_rendering`). `whole` renders a conversation, `continuation` the new messages of an
 append-only session. Between the two steps the caller disguises control tokens. Used by `tokenizer`.
 """
 
@@ -104,7 +104,7 @@ class ChatRenderer:
         return self._template.render(messages, prompt_end=prompt_end, **variables)
 
     def opening(self, variables: Mapping[str, Any]) -> str:
-        """What the template writes for an answer to begin; empty if it refuses to show that."""
+        """The template's generation prompt; empty if the template refuses to show it."""
         said = [{"role": "user", "content": "..."}]
         try:
             with_it = self._template.render_unchecked(said, **variables)

@@ -3,10 +3,10 @@
 A message may contain the name of a control token, such as `<|im_end|>`. Before a conversation is rendered,
 `disguise` replaces such names with placeholders of private-use characters; afterwards, `encode` restores the
 names as ordinary tokens. A placeholder is derived from its name and a secret, so that the same conversation
-is always rendered to the same text, and nobody can write one. A conversation without such names is rendered
-and encoded directly. Control tokens are the tokenizer's special tokens, and the added tokens that the
-template writes (`<tool_response>`); the latter stay tokens in the assistant's messages, since models write
-them, but not in the arguments of its calls. Used by `tokenizer`.
+is always rendered to the same text, and no client can write one. A conversation without such names is
+rendered and encoded directly. Control tokens are the tokenizer's special tokens, and the added tokens that
+the template writes (`<tool_response>`); the latter stay tokens in the assistant's messages, since models
+write them, but not in the arguments of its calls. Used by `tokenizer`.
 """
 
 from __future__ import annotations

@@ -55,11 +55,11 @@ class Remainder(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What is kept with a turn besides its tokens.
+    """Data stored with a turn besides its tokens.
 
     `fingerprint` is a digest of the client's request, for idempotent retries; `note` is text of the client.
-    `grammar` is for the journal: what enforces it is the turn's constraint. Without `reasoning` the history
-    drops what the model thinks.
+    `grammar` is for the journal; the turn's constraint enforces it. Without `reasoning` the history
+    drops the reasoning.
     """
 
     fingerprint: str | None = None

@@ -1,15 +1,15 @@
-"""The disk tier: sessions' memory in snapshot files, which a thread of its own writes and reads.
+"""The disk tier: sessions' memory in snapshot files, which a separate thread writes and reads.
 
-The core decides which sessions move; this tier moves them. A file holds everything that a session has
-computed, including what it leases from the prefix tree, so it also serves a restart. A session that leaves
-again appends to its file what is new (`parts`):
+The core decides which sessions move; this tier moves them. A file holds the whole computed memory of a
+session, including its leased part of the prefix tree, so it also serves a restart. The next spill appends
+the new units to the file (`parts`):
 
-    spill        copy of the units ──> file ──> fsync ──> row in the journal ──> the core gives the units up
-    restore      file ──> checked ──> copied into the units that the core has taken ──> the core is told
+    spill        copy of the units ──> file ──> fsync ──> row in the journal ──> the core frees the units
+    restore      file ──> checked ──> copied into units that the core has allocated ──> reported to the core
     background   a session that has been idle for a while is written as well (`background`)
 
-Steps of other sessions go on meanwhile: `launch` and `collect` are called between steps, and only copy from
-and to memory, a portion at a time (`portions`). Called by the engine's loop alone.
+Steps of other sessions continue meanwhile: `launch` and `collect` are called between steps, and only copy
+from and to memory, a portion at a time (`portions`). Called by the engine's loop alone.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class DiskTier:
         self.background.write_next()
 
     def truncated(self, session: Session, length: int) -> None:
-        """A session's history was cut at `length`: drop what its file has past the cut."""
+        """A session's history was cut at `length`: drop the part of its file past the cut."""
         self.store.truncated(session, length)
 
     def forget(self, session_id: str) -> None:
@@ -222,7 +222,7 @@ class DiskTier:
                 progress(len(sessions) - left, len(sessions))
         if left:
             log.warning(
-                "%d of %d sessions were not written before the engine ended; they will be computed again",
+                "%d of %d sessions were not written before the engine ended; they will be recomputed",
                 left,
                 len(sessions),
             )

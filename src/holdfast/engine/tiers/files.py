@@ -1,8 +1,8 @@
-"""Snapshot files: a session's memory in safetensors parts that say what they hold, with checksums.
+"""Snapshot files: a session's memory in safetensors parts with headers and checksums.
 
 The header of a part names the model, the memory's layout and types, the number and digest of the tokens that
 the memory was computed from, and a checksum of every tensor. A part that is damaged or does not match is a
-`BadFile`, never a wrong answer. Parts after the first hold what is new (`parts`).
+`BadFile`, never a wrong answer. Parts after the first hold new units (`parts`).
 
 `SnapshotFiles` does all disk access. A file appears complete, after it and its directory were synced, or not
 at all. A part is appended and synced before a row of the journal counts it: bytes past those of the row are
@@ -57,10 +57,10 @@ class MemoryForm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file holds: the memory of which model, in which layout, of which tokens.
+    """The header of a file: model, layout and tokens of its memory.
 
-    `types` are the types of keys, values and states where they are not the model's own; files without any
-    lack the entry.
+    `types` are the types of keys, values and states if they are not the model's own; other files lack
+    the entry.
     """
 
     model: str
@@ -72,9 +72,9 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The file of a session: what it holds, and its size up to the end of its last part.
+    """The file of a session: its length, tokens, and size up to the end of its last part.
 
-    `earlier` is what the file held before that part was appended; None where it is the only part.
+    `earlier` describes the file before that part was appended; None if it is the only part.
     """
 
     file: str
@@ -162,7 +162,7 @@ class SnapshotFiles:
                 raise
 
     def cut(self, name: str, size: int) -> None:
-        """Remove what a file has past its first `size` bytes. What cannot be removed is not read."""
+        """Truncate a file to `size` bytes. If that fails, the rest is not read."""
         try:
             if self.size(name) > size:
                 os.truncate(self.directory / name, size)
@@ -214,7 +214,7 @@ class SnapshotFiles:
             return size + file.read(min(int.from_bytes(size, "little"), HEADER_BYTES_MAX))
 
     def remove(self, name: str) -> None:
-        """Remove a file if it exists. One that cannot be removed is an orphan for a later engine."""
+        """Remove a file if it exists. If that fails, a later engine removes it as an orphan."""
         try:
             (self.directory / name).unlink(missing_ok=True)
         except OSError as error:
@@ -236,7 +236,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def encode(header: Header, tensors: Mapping[str, Tensor], after: int = 0) -> bytes:
-    """The bytes of a part that holds what a file with the first `after` tokens lacks."""
+    """The bytes of a part with the units that a file of the first `after` tokens lacks."""
     described = {name: str(value) for name, value in asdict(header).items() if value != ""}
     follows = {"after": str(after)} if after else {}
     sums = {f"checksum {name}": str(_checksum(tensor)) for name, tensor in tensors.items()}

@@ -158,7 +158,7 @@ class HostTier:
             self._lead.fence(ended)
 
     def follow_fence(self, numbers: Iterable[int]) -> None:
-        """On another rank: let all later launches begin after these moves; raises what one failed with."""
+        """On another rank: let later launches begin after these moves; raises the error of a failed one."""
         self._abandoned = [event for event in self._abandoned if not _over(event)]
         for number in numbers:
             event = self._started.pop(number, None)

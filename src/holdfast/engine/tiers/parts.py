@@ -1,4 +1,4 @@
-"""The parts of a snapshot file: the first holds a session's memory, each later one what is new since then.
+"""The parts of a snapshot file: the first holds a session's memory, each later one the new units since then.
 
     part 1            pages 0..4, state     tokens 0..70
     part 2, after 70         4..6, state    tokens 0..100     page 4 was partly filled

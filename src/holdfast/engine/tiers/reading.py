@@ -57,7 +57,7 @@ class SnapshotReader:
     def read(self, session: Session, number: int) -> bool:
         """Submit a session's file for a move of the core; False if the file is not current."""
         if not self._store.covers(session):
-            self._reject(session.id, "it does not match what the session has computed")
+            self._reject(session.id, "it does not match the session's tokens")
             return False
         snapshot = self._store.snapshots[session.id]
         header = self._store.header_of(snapshot)
@@ -103,7 +103,7 @@ class SnapshotReader:
                 return
         except Exception as error:  # noqa: BLE001
             # The units are incomplete and are released. The file is good, and stays for a restart.
-            log.warning("session %s is computed again: it could not be restored: %s", session_id, error)
+            log.warning("session %s is recomputed: it could not be restored: %s", session_id, error)
             transfer.abandon()
             arrived = False
         self._returning.popleft()
@@ -119,5 +119,5 @@ class SnapshotReader:
         self._returning = deque(each for each in self._returning if each.number in wanted)
 
     def _reject(self, session_id: str, reason: str) -> None:
-        log.warning("session %s is computed again: its snapshot cannot be used: %s", session_id, reason)
+        log.warning("session %s is recomputed: its snapshot cannot be used: %s", session_id, reason)
         self._store.drop(session_id)

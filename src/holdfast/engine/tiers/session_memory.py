@@ -79,7 +79,7 @@ class SessionMemory:
 
     @torch.inference_mode()
     def gather(self, session: Session, page: int = 0) -> Gathering:
-        """Begin to copy the units of what a session has computed, from `page` on, leased ones first."""
+        """Begin to copy a session's computed units, from `page` on, leased ones first."""
         memory = self._memory_of(session)
         tensors: dict[str, Tensor] = {}
         pieces: list[Piece] = []

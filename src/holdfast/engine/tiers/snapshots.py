@@ -1,8 +1,8 @@
-"""The snapshots of sessions: which session has which file, and how many bytes the files have.
+"""The snapshots of sessions: the file of each session, and the bytes of all files.
 
-A snapshot is current as long as it holds exactly what its session has computed. The journal has a row for
-each (`SnapshotWritten`, `SnapshotDropped`), so that the next engine finds them. Room for a spill is made by
-evicting snapshots whose session has its memory elsewhere as well, oldest first. Called by the disk tier.
+A snapshot is current as long as it holds exactly the computed tokens of its session. The journal has a row
+for each (`SnapshotWritten`, `SnapshotDropped`), so that the next engine finds them. Room for a spill is made
+by evicting snapshots whose session has its memory elsewhere as well, oldest first. Called by the disk tier.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class SnapshotStore:
         return self.header(snapshot.length, snapshot.tokens)
 
     def covers(self, session: Session) -> bool:
-        """Whether a session's file holds exactly what the session has computed."""
+        """Whether a session's file holds exactly its computed tokens."""
         snapshot, sequence = self.snapshots.get(session.id), session.sequence
         if snapshot is None or snapshot.length != sequence.computed:
             return False
         return snapshot.tokens == sequence.tokens.digest(snapshot.length)
 
     def base(self, session: Session) -> Snapshot | None:
-        """The file of a session to which what the session has computed since can be appended."""
+        """The file of a session to which its new units can be appended."""
         snapshot, sequence = self.snapshots.get(session.id), session.sequence
         if snapshot is None or not snapshot.length < sequence.computed:
             return None
@@ -190,9 +190,7 @@ class SnapshotStore:
             if snapshot is None:
                 raise BadFile("it does not match the history")
         except (OSError, ValueError, BadFile) as error:  # ValueError: a damaged row names an impossible path.
-            log.warning(
-                "session %s will be computed again: its snapshot cannot be used: %s", stored.id, error
-            )
+            log.warning("session %s will be recomputed: its snapshot cannot be used: %s", stored.id, error)
             self._session_log.append(SnapshotDropped(stored.id))
             return None
         # A process that was killed may have left a part without a row, or a row without its history.

@@ -66,11 +66,11 @@ class Staging:
         """A file is announced; raises `NotStaged` if it would be of no use, or has no room."""
         self._expire()
         if call in self._arriving:
-            raise NotStaged("a file was announced with the same number before, and has not come")
+            raise NotStaged("a transfer with the same number is in progress")
         if len(self._arriving) >= ARRIVING_MAX:
-            raise NotStaged(f"{ARRIVING_MAX} files are on their way already")
+            raise NotStaged(f"{ARRIVING_MAX} transfers are in progress")
         if size < 1:
-            raise NotStaged(f"a file of {size} bytes holds nothing")
+            raise NotStaged(f"the announced size is {size} bytes")
         if header != self._store.header(header.length, header.tokens):
             raise NotStaged("its model or the layout of its memory does not match")
         if not self._store.fits(size) and not self._store.make_room(size, session, self._sessions):
@@ -88,10 +88,10 @@ class Staging:
         """The next portion of a file; whether it is complete. Raises `NotStaged` if it cannot be used."""
         arriving = self._arriving.get(call)
         if arriving is None:
-            raise NotStaged("it was not announced, or has been given up")
+            raise NotStaged("it was not announced, or its transfer was aborted")
         try:
             if arriving.written + len(content) > arriving.snapshot.bytes:
-                raise NotStaged("it is longer than was announced")
+                raise NotStaged("it is longer than announced")
             view = memoryview(content)
             while view:
                 view = view[os.write(arriving.descriptor, view) :]
@@ -106,18 +106,18 @@ class Staging:
         return True
 
     def _complete(self, arriving: Arriving) -> None:
-        """Let a file appear, if the headers of its parts are what was announced."""
+        """Publish a file, if the headers of its parts match the announcement."""
         snapshot, files = arriving.snapshot, self._store.files
         partial = f"{snapshot.file}.partial"
         found = read_parts(files, partial, snapshot.bytes, self._store.header_of(snapshot))
         if (found.length, found.tokens) != (snapshot.length, snapshot.tokens):
-            raise BadFile("its last part is not what was announced")
+            raise BadFile("its last part does not match the announcement")
         (files.directory / partial).rename(files.directory / snapshot.file)
         self.drop(arriving.session)
         self._staged[arriving.session] = (snapshot, self._clock() + STAGED_SECONDS)
 
     def abandon(self, call: int) -> None:
-        """A file does not come to its end."""
+        """A transfer is aborted: remove its file."""
         arriving = self._forget(call)
         if arriving is not None:
             self._store.release(_place(arriving.snapshot))

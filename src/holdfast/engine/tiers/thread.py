@@ -28,7 +28,7 @@ ABORT_SECONDS = 2.0
 
 
 class JobKind(Enum):
-    """What a job does with its file."""
+    """The operation of a job on its file."""
 
     WRITE = auto()
     READ = auto()

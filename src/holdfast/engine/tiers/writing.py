@@ -1,12 +1,12 @@
 """Writing snapshots: a session's memory is copied between steps, and the disk's thread writes the file.
 
-Room is looked for first. The copy takes a portion a step, one session after another; a session that goes on
-meanwhile is not written. The order is: file, fsync, journal row, and then the core gives the units up. A file
-that has become useless by then, because its session was cut, closed or written again, is removed.
+Disk space is checked first. The copy takes a portion per step, one session after another; if the session
+continues meanwhile, nothing is written. The order is: file, fsync, journal row, and then the core frees the
+units. A file that is useless by then, because its session was cut, closed or written again, is removed.
 
-Where a session has a file of an earlier length, only what is new is copied and appended to it (`parts`). That
-file is written anew instead when more than a third of it would be of no use. A file is appended to by one job
-at a time: while another job of the session is not over, a whole file is written. Called by the disk tier.
+If a session has a file of an earlier length, only the new units are copied and appended to it (`parts`). The
+file is rewritten instead if more than a third of it would be useless. One job at a time appends to a
+file: during another job of the session, a whole file is written. Called by the disk tier.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class SnapshotWriter:
         return job
 
     def _base(self, session: Session) -> Snapshot | None:
-        """The file that what is new is appended to; None if all of the session is written."""
+        """The file to append the new units to; None if the whole session is written."""
         base = self._store.base(session) if session.id not in self._jobs else None
         if base is None:
             return None
@@ -287,6 +287,6 @@ class SnapshotWriter:
 
 
 def _written(job: Job) -> Snapshot:
-    """The file of a session with what a job has written."""
+    """The file of a session, including a job's part."""
     before = 0 if job.snapshot is None else job.snapshot.bytes
     return Snapshot(job.file, job.header.length, job.header.tokens, before + job.bytes, job.snapshot)

@@ -1,7 +1,7 @@
-"""How a turn's answer is read, and what was read: plain values, for the wire, the journal and callers.
+"""The specification and the result of parsing a turn's answer: plain values, for wire, journal and callers.
 
 `AnswerSpec` goes with a turn to the engine, which parses the answer as it is generated. `Answer` is the
-result: what the model thought, what it said, and what it calls.
+result: reasoning, text and tool calls.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 class ObjectState(Enum):
-    """What the next character may be, and how the object ended."""
+    """The expected next character, and how the object ended."""
 
     OPEN = auto()
     KEY_OR_END = auto()

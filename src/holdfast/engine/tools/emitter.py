@@ -89,7 +89,7 @@ class Emitter:
         self._events.append(kind("", self._take_markup()))
 
     def _settle_space(self) -> None:
-        """Emit held white space as what it was."""
+        """Emit held white space as its own kind."""
         if self._space:
             space, self._space = self._space, ""
             self._events.append(self._spaced(space, self._take_markup() + space))
@@ -144,7 +144,7 @@ class Emitter:
         return self._open
 
     def interrupt(self) -> None:
-        """The answer was cut off: what is held stays unsaid."""
+        """The answer was cut off: held text is discarded."""
         if self._open:
             self.end(Outcome.CUT)
 

@@ -1,4 +1,4 @@
-"""What a parser makes of a model's answer: text, reasoning, and tool calls that begin, grow and end.
+"""The events of an answer's parser: text, reasoning, and tool calls that begin, grow and end.
 
 Every event carries `wire`, the exact text of the answer that it accounts for. Joined in order, the wire form
 is the answer: markers, separators and trimmed white space belong to the event that follows them. Dialects
@@ -33,7 +33,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of what the model thinks before it answers."""
+    """A piece of the model's reasoning."""
 
     text: str
     wire: str
@@ -124,7 +124,7 @@ class Transcript:
 
     @property
     def reasoning(self) -> str:
-        """What the model thought."""
+        """The reasoning."""
         return "".join(self._reasoning)
 
     @property

@@ -51,7 +51,7 @@ class JsonCallFormat:
 
 
 class State(Enum):
-    """What the next character may be."""
+    """The expected next character."""
 
     TEXT = auto()
     BODY = auto()
@@ -264,7 +264,7 @@ class JsonCalls(StepMachine):
         return place
 
     def finish(self) -> None:
-        """The answer is over: what was held is text."""
+        """The answer is over: the held characters are text."""
         if self._state is State.OBJECT and self._object is not None:
             self._held = self._object.held
         super().finish()

@@ -1,9 +1,9 @@
-"""What the machines of all call formats share.
+"""The base of the state machines of all call formats.
 
-A machine reads text with marks (see `markers`), one character or run at a time, and tells the emitter what it
-read. Each of its states has one step, which reads on from a place and returns the next; a step either
-advances or changes the state. Text from a trigger on is held until it is certain to be a call, that is until
-the name is complete; if it is not a call, it is text, and reading goes on after it. So no character is read
+A machine reads text with marks (see `markers`), one character or run at a time, and reports to the emitter.
+Each of its states has one step, which reads on from a place and returns the next; a step either
+advances or changes the state. Text from a trigger on is buffered until the name is complete and it is
+certain to be a call; otherwise it is text, and reading continues after it. So no character is read
 twice.
 """
 
@@ -28,8 +28,7 @@ SPACE = re.compile(r"[ \t\r\n]*")
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """What a parser may know about the tools of a request: their names, and the JSON types of their
-    parameters.
+    """The parser's view of a request's tools: their names, and the JSON types of their parameters.
 
     `types` maps a tool's name to its parameters' names to types in the order in which the schema lists them.
     """
@@ -52,7 +51,7 @@ class Machine(Protocol):
         """Read more text with marks."""
 
     def finish(self) -> None:
-        """The answer is over: what was held is text."""
+        """The answer is over: the held characters are text."""
 
     def release(self) -> None:
         """What is held is text."""
@@ -158,7 +157,7 @@ class StepMachine:
             place = self._steps[self._state](chunk, place)
 
     def finish(self) -> None:
-        """The answer is over: what was held is text."""
+        """The answer is over: the held characters are text."""
         self.release()
 
     def _say(self, chunk: str, place: int) -> int:

@@ -82,7 +82,7 @@ class MarkerLexer:
         return bool(self._held)
 
     def finish(self) -> str:
-        """What was held back."""
+        """The held text."""
         held, self._held = self._held, ""
         return held
 

@@ -36,7 +36,7 @@ class PythonicFormat:
 
 
 class State(Enum):
-    """What the next character may be."""
+    """The expected next character."""
 
     TEXT = auto()
     BODY = auto()

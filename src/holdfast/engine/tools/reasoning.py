@@ -1,11 +1,11 @@
-"""Separates what a model thinks from what it answers.
+"""Separates reasoning from the answer.
 
     <think>…</think>                          DeepSeek, Qwen, Nemotron, SmolLM3; the prompt often opens it
     [THINK]…[/THINK]                          Mistral
     <|channel>thought…<channel|>              Gemma 4
 
 A marker that is a token opens reasoning anywhere in the answer; one that is text only where the answer
-begins. What follows the reasoning goes on to the machine of the calls.
+begins. The text after the reasoning goes to the machine of the calls.
 """
 
 from __future__ import annotations

@@ -55,10 +55,10 @@ class ArgumentForm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TemplateForm:
-    """What a template wants.
+    """The message form of a template.
 
     `shows_calls`: whether it renders calls and results at all. `several_calls`: whether a message may have
-    more than one call; where not, `parallel_tool_calls` is not available either.
+    more than one call; if not, `parallel_tool_calls` is not available either.
     """
 
     arguments: ArgumentForm = ArgumentForm.OBJECT

@@ -44,7 +44,7 @@ class Tool:
 
 
 class Mode(Enum):
-    """What the model may do."""
+    """The mode of `tool_choice`."""
 
     AUTO = "auto"
     NONE = "none"
@@ -77,7 +77,7 @@ class Tools:
         return self.offered
 
     def for_parser(self) -> OfferedTools:
-        """What a parser needs to know of them."""
+        """A parser's view of them."""
         return OfferedTools({tool.name: parameter_types(tool.parameters) for tool in self.offered})
 
 

@@ -30,7 +30,7 @@ class TemplateRefused(ValueError):
 
 
 class Part(Enum):
-    """What a field is in an answer."""
+    """The role of a field in an answer."""
 
     TEXT = "text"
     REASONING = "reasoning"
@@ -88,7 +88,7 @@ class ResponseTemplate:
         return None if found is None else found.end
 
     def begun_in(self, prompt: str) -> str:
-        """The part of the answer that the prompt already has: what follows its last anchor."""
+        """The part of the answer that the prompt already has: the text after its last anchor."""
         last = None
         for found in self.anchor.matches_in(prompt):
             last = found

@@ -54,7 +54,7 @@ class Notation(Enum):
 
 
 class State(Enum):
-    """What the next character may be."""
+    """The expected next character."""
 
     VALUE = auto()
     ITEM_OR_END = auto()

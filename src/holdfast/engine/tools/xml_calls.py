@@ -8,8 +8,8 @@
     </function>
     </tool_call>
 
-Values are plain text, so the tool's schema says what they are: strings are streamed, other values are held
-until they are complete and written as JSON. A value that does not have its type is passed on as a string.
+Values are plain text, and the tool's schema gives their types: strings are streamed, other values are
+buffered until they are complete and written as JSON. A value of a wrong type is passed on as a string.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NULLS = ("null", "None")
 
 
 class State(Enum):
-    """What the next character may be."""
+    """The expected next character."""
 
     TEXT = auto()
     BODY = auto()

@@ -122,7 +122,7 @@ EXPERT_SHAPES = {8: Shape(1, 4, 4), 16: Shape(1, 4, 3), 32: Shape(2, 4, 1), 64: 
 
 
 class Cut(NamedTuple):
-    """What a kernel is compiled for."""
+    """The compile-time parameters of a kernel."""
 
     kind: int
     scales: int

@@ -158,7 +158,7 @@ def sum_picks(parts: torch.Tensor, picks: int, dtype: torch.dtype) -> torch.Tens
 
 
 class Picks(NamedTuple):
-    """Picks sorted by expert, and what the products of experts share."""
+    """Picks sorted by expert, with the shared arguments of the experts' products."""
 
     block: int
     order: torch.Tensor

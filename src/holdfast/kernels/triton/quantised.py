@@ -39,7 +39,7 @@ PIECE = 1 << 26
 
 
 class Flags(NamedTuple):
-    """What a kernel is compiled for: the codes, and how scales lie along a tile."""
+    """The compile-time parameters of a kernel: the codes, and the layout of scales along a tile."""
 
     kind: str
     halves: int

@@ -1,6 +1,6 @@
 """Weights in 4-bit and 8-bit floats: MXFP4, NVFP4 and fp8.
 
-As in `integers`: bytes are rearranged, nothing is rounded, and what is wrong is recorded by its name.
+As in `integers`: bytes are rearranged, nothing is rounded, and faults are recorded by name.
 """
 
 from __future__ import annotations

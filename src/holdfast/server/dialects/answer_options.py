@@ -1,4 +1,4 @@
-"""Answer options: the declaration of what a request may ask of its answer besides sampling.
+"""Answer options: the declaration of a request's answer fields besides sampling.
 
 Constraints, tools and reasoning. The API process turns them into the grammar and the answer specification of
 a turn (`server/turn_writer.py`).
@@ -33,10 +33,10 @@ TEMPLATE_KWARGS = Bound(size=KWARGS_BYTES_MAX, depth=KWARGS_DEPTH_MAX)
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """What the answer must match, what it may call, and how it reasons."""
+    """Constraints, tools and reasoning of an answer."""
 
     constraint: Constraint | None = declared(  # noqa: RUF009
-        None, GRAMMAR, "What the text of the answer must match."
+        None, GRAMMAR, "The grammar that the answer must match."
     )
     tools: Sequence[Mapping[str, Any]] | None = declared(
         None, TOOLS, "Functions that the model may call, in OpenAI's form."
@@ -50,10 +50,12 @@ class AnswerOptions:
         None, None, "Whether an answer may have more than one call; true if left out."
     )
     thinking: bool | None = declared(
-        None, None, "Whether the model reasons before it answers, where its chat template can switch it."
+        None, None, "Whether the model reasons before it answers, if its chat template can switch it."
     )
     thinking_tokens: int | None = declared(
-        None, Bound(0, INTEGER_MAX), "Maximum number of tokens of reasoning; its end is then forced."
+        None,
+        Bound(0, INTEGER_MAX),
+        "Maximum number of reasoning tokens; then the end of the reasoning is forced.",
     )
     reasoning_effort: Effort | None = declared(  # noqa: RUF009
         None, None, "How much the model reasons, where its chat template can tell it; none switches it off."

@@ -2,7 +2,7 @@
 
 OpenAI has `response_format`, vLLM `structured_outputs` (formerly `guided_*`), SGLang `regex`, `json_schema`,
 `ebnf` and `structural_tag`, this server's own dialects `grammar`. All become a `Constraint`. The grammar
-itself is checked in a text process; what is checked here is how it is wrapped.
+itself is checked in a text process; this module checks its wrapping.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer must match. `field` is where the client wrote it; problems name it."""
+    """A constraint of an answer. `field` is the client's field, which problems name."""
 
     kind: Kind
     value: Any

@@ -1,10 +1,10 @@
 """Request fields that OpenAI, vLLM or SGLang honour and this server does not: one table for every dialect.
 
-A client that asks for a grammar or an adapter and gets an ordinary answer has been misled. So these fields
-are refused by name, unless their value asks for nothing (`null`, or one of those in the table). A body that
-declares a field itself has it built: `tools` is refused by `/generate` and not by `/v1/chat/completions`.
-Fields that change neither the answer nor what is promised about it (`HINTS`) are ignored like any unknown
-field, except by `/v1/sessions` and `/v1/realtime`, which refuse every field that they do not know. `requests`
+A client that asks for a grammar or an adapter must not get an ordinary answer. So these fields
+are refused by name, unless their value has no effect (`null`, or one of those in the table). A field that a
+body declares is supported there: `tools` is refused by `/generate` and not by `/v1/chat/completions`.
+Fields that change neither the answer nor its guarantees (`HINTS`) are ignored like any unknown
+field, except by `/v1/sessions` and `/v1/realtime`, which refuse every unknown field. `requests`
 applies the table.
 """
 

@@ -1,8 +1,8 @@
 """Request bodies made from the dialects' tables, once, at import.
 
-A route declares the fields that are its own; `make_body` adds those of its tables and, in dialects that
-ignore unknown fields, those that are refused by name. `described` is what the OpenAPI document shows, `read`
-is what decodes the body.
+A route declares its own fields; `make_body` adds those of its tables and, in dialects that
+ignore unknown fields, those that are refused by name. `described` is for the OpenAPI document, `read`
+decodes the body.
 """
 
 from __future__ import annotations

@@ -38,12 +38,12 @@ JSON_TYPES: Mapping[Any, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A declared field as a dialect has it; what is left out is as declared.
+    """A declared field in a dialect; omitted attributes are as declared.
 
-    `default` is the value of a field that is left out or null, `null` that of one that is null, where both
-    differ. `kind` is the JSON type and `value` makes the declared value of it, where the dialect writes
-    something else; None asks for nothing. A row with a `switch` counts only if the boolean field of that name
-    is true. Where two rows have the same field, the last one that is given counts; `alone`, giving both is an
+    `default` is the value of an omitted or null field, `null` that of a null field, if the two
+    differ. `kind` is the JSON type and `value` converts it to the declared value, if the dialect's form
+    differs; None has no effect. A row with a `switch` counts only if the boolean field of that name
+    is true. If two rows have the same field, the last one given counts; with `alone`, giving both is an
     error.
     """
 
@@ -210,7 +210,7 @@ class FieldTable(Generic[T]):
             raise bad_field(self.prefix + name, f"needs {switch} to be true")
 
     def names(self, given: msgspec.Struct) -> Mapping[str, str]:
-        """What the client calls each declared field, by its declared name."""
+        """The client's name of each declared field, by its declared name."""
         if not self._aliased:
             return self._names
         used = {

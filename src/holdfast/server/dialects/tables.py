@@ -53,7 +53,7 @@ GREEDY_BELOW = 1e-6
 
 
 class Unknown(Enum):
-    """What a dialect does with fields that it does not know."""
+    """The treatment of unknown fields in a dialect."""
 
     IGNORED = "ignored"
     REFUSED = "refused"
@@ -75,7 +75,7 @@ class Dialect:
         return self.sampling, self.turn, self.answer
 
     def names(self, sampling: msgspec.Struct, body: msgspec.Struct) -> dict[str, str]:
-        """What the client calls each declared field; `sampling` is the object with the sampling fields."""
+        """The client's name of each declared field; `sampling` is the object with the sampling fields."""
         return {**self.turn.names(body), **self.answer.names(body), **self.sampling.names(sampling)}
 
 

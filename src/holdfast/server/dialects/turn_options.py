@@ -1,4 +1,4 @@
-"""Turn options: the declaration of what a request may ask of its turn besides sampling."""
+"""Turn options: the declaration of a request's turn fields besides sampling."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every connection and request passes before a route sees it: hosts, keys, sizes, deadlines, errors."""
+"""Checks of every connection and request before its route: hosts, keys, sizes, deadlines, errors."""

@@ -105,7 +105,7 @@ class TurnForm(Protocol):
     """How a dialect writes the turns of one request as server-sent events."""
 
     def opening(self) -> bytes:
-        """What comes before all output."""
+        """The beginning, before all output."""
 
     def delta(self, place: int, delta: wire.Delta) -> bytes:
         """Output of the turn at `place`; empty if it shows nothing."""
@@ -114,7 +114,7 @@ class TurnForm(Protocol):
         """The end of a turn, awaited if it takes long to write; raises if it fails the whole answer."""
 
     def closing(self) -> bytes:
-        """What comes after all turns."""
+        """The end, after all turns."""
 
 
 class FormPen:
@@ -144,7 +144,7 @@ class FormPen:
 
 
 class Page:
-    """What the pens of one answer share. While it is `held` the reader writes, and no pen overtakes it."""
+    """State shared by the pens of one answer. While `held`, the reader writes and no pen overtakes it."""
 
     __slots__ = ("_marks", "held", "writer")
 
@@ -160,14 +160,14 @@ class Page:
 
 
 class KeepAlive(NamedTuple):
-    """What is written in an answer that is silent for some seconds: proxies close silent connections."""
+    """The keep-alive of an answer, sent after some silent seconds: proxies close silent connections."""
 
     piece: bytes
     seconds: float
 
 
 class _Pulse:
-    """Writes the keep-alive of one answer; a timer compares what was written since it last ran."""
+    """Writes the keep-alive of one answer, if nothing was written since the timer last ran."""
 
     def __init__(self, keep_alive: KeepAlive, writer: BodyWriter | None, send: Send) -> None:
         self._piece = keep_alive.piece
@@ -255,7 +255,7 @@ class FeedAnswer(StreamAnswer):
 async def turn_pieces(
     writer: BodyWriter | None, feeds: Sequence[TurnFeed], form: TurnForm
 ) -> AsyncIterator[bytes]:
-    """What the pens leave to the reader: output that a client was too slow for, and ends."""
+    """Output that the pens leave to the reader: for slow clients, and ends."""
     opening = form.opening()
     if opening:
         yield opening

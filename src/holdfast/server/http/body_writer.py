@@ -2,7 +2,7 @@
 
 Uvicorn's own way costs a message, a coroutine and an h11 event for each piece. The body of an answer in
 HTTP/1.1 without a length is chunked, and h11 keeps no account of its chunks: they may be written to the
-transport directly, between the headers and the end, which are sent as ever. Messages of a WebSocket are
+transport directly, between the headers and the end, which h11 still sends. Messages of a WebSocket are
 framed by its own protocol object. `connections` and `websockets` put a writer into the scope of each
 request; `answers` and the routes of WebSockets use it.
 """

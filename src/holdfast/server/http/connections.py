@@ -196,7 +196,7 @@ class HttpConnection(H11Protocol):
     # --- deadlines --------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Set the deadline for what is awaited now: headers, a body, or nothing."""
+        """Set the deadline for the awaited part: headers, a body, or nothing."""
         state = self.conn.their_state
         cycle: Any = self.cycle  # None before the first request.
         if self.transport.is_closing() or self.transport.get_protocol() is not self:
@@ -220,7 +220,7 @@ class HttpConnection(H11Protocol):
             self._deadline = self.loop.call_later(seconds, self._late)
 
     def _late(self) -> None:
-        """The deadline has passed. An answer in progress goes on; the connection closes after it."""
+        """The deadline has passed. An answer in progress continues; the connection closes after it."""
         assert self._awaited is not None
         what, cycle = self._awaited[0], self.cycle
         self._await(None)

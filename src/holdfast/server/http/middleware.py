@@ -173,7 +173,7 @@ class RequestMiddleware:
             raise Problem(503, "draining", "the server is shutting down", retry_after=5)
         # Decoded, a slash within a name would look like one between names.
         if path.startswith("/v1/sessions/") and b"%2f" in scope.get("raw_path", b"").lower():
-            raise bad_field("session_id", "must not hold a slash", "bad_name")
+            raise bad_field("session_id", "must not contain a slash", "bad_name")
         return caller
 
     def _crosses_sites(self, scope: Scope, headers: dict[str, str]) -> bool:

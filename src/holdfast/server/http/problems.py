@@ -115,7 +115,7 @@ RETRY_SECONDS = 1
 
 
 class Problem(Exception):
-    """An error answer: what is wrong with a request, or with the server."""
+    """An error answer: a fault of a request, or of the server."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ BYTES_MAX = 4 << 20
 
 
 class About(msgspec.Struct, omit_defaults=True):
-    """What is kept of a conversation besides its responses."""
+    """The data of a conversation besides its responses."""
 
     metadata: dict[str, str] = {}
     last: str | None = None
@@ -188,7 +188,7 @@ def _about(record: SessionRecord) -> About:
 
 
 def _checked(about: About) -> dict[str, Any]:
-    """What is kept of a conversation, as a session's metadata."""
+    """The stored data of a conversation, as a session's metadata."""
     kept = msgspec.to_builtins(about)
     if len(msgspec.msgpack.encode(kept)) > BYTES_MAX:
         raise bad_field("items", f"a conversation may hold at most {BYTES_MAX} bytes besides its responses")
@@ -204,7 +204,7 @@ def _added(items: Sequence[Item], key: str) -> list[Item]:
 
 
 def _advanced(now: About, before: About, place: Place) -> About:
-    """A conversation after a response; what was added or deleted meanwhile stays so."""
+    """A conversation after a response; items added or deleted meanwhile stay so."""
     said = {item["id"] for item in before.added}
     return About(
         now.metadata,

@@ -54,7 +54,7 @@ class Creation:
     """Whether the prompt alone is computed: the response is complete and empty."""
 
     def note(self, items: list[Item], history: list[Item]) -> Note:
-        """What is kept of it, with items that have ids."""
+        """Its stored data, with items that have ids."""
         return Note(
             self.created,
             self.shown,

@@ -62,7 +62,7 @@ INPUT_EVENTS = {"function_call": "function_call_arguments", "custom_tool_call": 
 
 @dataclass(slots=True)
 class _Open:
-    """The item that grows: what it is, its place in the output, and its text so far."""
+    """The open item: its kind, its place in the output, and its text so far."""
 
     part: wire.Part
     index: int

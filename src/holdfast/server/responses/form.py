@@ -1,8 +1,8 @@
 """The response object, and the note that is kept with its turn.
 
-The note has what the client sent and is shown again: input items, settings, metadata. The output is made of
-the turn's result each time it is asked for. A response whose conversation was rendered anew has the items of
-it in `history`, so that it depends on no other response.
+The note has the request's fields that the response shows: input items, settings, metadata. The output is
+built from the turn's result on each request. A response whose conversation was rendered anew has its items
+in `history`, so that it depends on no other response.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEERED = "steered"
 
 
 class Note(msgspec.Struct, omit_defaults=True):
-    """What is kept of a response besides its result."""
+    """The stored data of a response besides its result."""
 
     created: float
     shown: dict[str, Any]
@@ -186,7 +186,7 @@ def _action(written: str) -> Item:
 
 
 class Shown(NamedTuple):
-    """What a response shows of its request: its id, its note, and its session's instructions and tools."""
+    """The request's part of a response: its id, its note, and its session's instructions and tools."""
 
     response_id: str
     note: Note

@@ -1,4 +1,4 @@
-"""Responses in flight: the events of each turn are kept, whoever listens, for those who come back.
+"""Responses in flight: the events of each turn are kept, also without a reader, for readers that resume.
 
 Output is encoded once, in the loop's callback that receives it, and written there to every reader that has
 all the events before it and keeps up (`Sink`). `Running.read` gives the others to the reader's task, from any
@@ -166,7 +166,7 @@ class Running:
         self._tell()
 
     def _tell(self) -> None:
-        """Write what is new to the readers that keep up; the tasks of others are woken."""
+        """Write new events to the readers that keep up; wake the tasks of others."""
         for reader in self._readers:
             sink = reader.sink
             if reader.place < len(self._log) and reader.waits and sink is not None and sink.ready:
@@ -235,7 +235,7 @@ class Recent:
             self.drop((largest, next(iter(self._kept[largest]))))
 
     def get(self, key: tuple[str, str]) -> Running | None:
-        """One that is still known."""
+        """A response that is still stored."""
         return self._kept.get(key[0], {}).get(key[1])
 
     def drop(self, key: tuple[str, str]) -> bool:

@@ -1,12 +1,12 @@
 """Responses on hidden sessions: which session a response continues, and finding responses again.
 
-A response goes on in place if the one before it is the last turn of its session and the session describes the
+A response continues in place if its predecessor is the last turn of its session and the session has the
 same instructions and tools. After an older turn it continues a fork of the session. Otherwise (other
-instructions, other tools, or the session's turn is still running) the items of the conversation are rendered
-anew in a session of their own. A session has at most one response in flight: `_busy` claims it.
+instructions, other tools, or the session's turn is still running) a new session renders all items of the
+conversation. A session has at most one response in flight: `_busy` claims it.
 
-Hidden sessions are bounded for each tenant; the least recently used one is closed. Its responses are found as
-long as what was said is kept (`closed_sessions`): the next one that continues them begins with their items.
+The number of hidden sessions per tenant is limited; the least recently used one is closed. Its responses are
+found as long as their text is kept (`closed_sessions`): the next response begins with their items.
 Used by the routes of responses and conversations; everything runs on the event loop.
 """
 
@@ -86,7 +86,7 @@ class Found:
 
     @property
     def about(self) -> Shown:
-        """What it shows of its request."""
+        """The shown part of its request."""
         return Shown(self.place.response_id, self.note, self.record.metadata.get("told", {}))
 
 
@@ -94,7 +94,7 @@ class Found:
 class Spot:
     """The session that a response is started on.
 
-    It was `made` for the response, or goes on; one that was made of items has no history (`anew`).
+    It was `made` for the response, or is continued; a session made of items has no history (`anew`).
     """
 
     record: SessionRecord
@@ -244,7 +244,7 @@ class ResponseStore:
             dropped, more = min(dropped + more, len(items) - 1), 2 * more
 
     async def _spot(self, caller: Caller, creation: Creation) -> Spot:
-        """The session to start a response on: its own, one that goes on, a fork, or one made of items."""
+        """The session to start a response on: its own, a continued one, a fork, or one made of items."""
         previous = creation.previous
         if previous is None:
             return await self._opened(caller, creation, list(creation.history))
@@ -332,7 +332,7 @@ class ResponseStore:
     # --- finding --------------------------------------------------------------------------------------
 
     async def session(self, caller: Caller, place: Place) -> SessionRecord | ClosedSession:
-        """The session of a response, or what is left of it."""
+        """The session of a response, or its kept data."""
         name = hidden_name(place.session)
         record = await self._service.sessions.known(caller.tenant, name)
         if record is not None:

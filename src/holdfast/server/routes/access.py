@@ -1,4 +1,4 @@
-"""What every route needs from its request: the service, the caller, the body."""
+"""The common inputs of routes: the service, the caller, the body."""
 
 from __future__ import annotations
 

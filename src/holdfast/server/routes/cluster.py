@@ -45,7 +45,7 @@ async def status(request: Request) -> Response:
     return json_answer(await _control(request).status())
 
 
-@router.get("/v1/cluster/events", **documented(None, "What has happened to engines and sessions lately."))
+@router.get("/v1/cluster/events", **documented(None, "Recent events of engines and sessions."))
 async def events(request: Request) -> Response:
     _control(request)
     engines = service_of(request).engines
@@ -60,7 +60,7 @@ async def drain(request: Request) -> Response:
     return json_answer({"engine": body.engine, "state": "draining"}, 202)
 
 
-@router.post("/v1/cluster/move", **documented(MoveBody, "Move a session at rest to another engine."))
+@router.post("/v1/cluster/move", **documented(MoveBody, "Move an idle session to another engine."))
 async def move(request: Request) -> Response:
     body = await body_of(request, MoveBody)
     tenant = caller_of(request).tenant if body.tenant is None else body.tenant

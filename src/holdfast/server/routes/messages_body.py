@@ -56,7 +56,7 @@ class MessageThinking(msgspec.Struct):
 
 
 class MessageFormat(msgspec.Struct):
-    """What the text of the answer must match: a JSON schema."""
+    """The JSON schema that the text of the answer must match."""
 
     type: str
     schema: dict[str, Any] | None = None

@@ -115,7 +115,7 @@ class Conversation:
 
     @property
     def begins_answer(self) -> bool:
-        """Whether the last message is the beginning of the answer, which goes on there."""
+        """Whether the last message is the beginning of the answer, which continues it."""
         return bool(self.messages) and bool(self.messages[-1]["role"] == "assistant")
 
     def add(self, place: str, **message: Any) -> dict[str, Any]:
@@ -323,4 +323,4 @@ def _opened(signature: str | None, place: str) -> str:
     try:
         return base64.b64decode(signature.removeprefix(SEALED), altchars=b"-_", validate=True).decode()
     except ValueError:
-        raise bad_field(f"{place}.signature", "is not one that this server made") from None
+        raise bad_field(f"{place}.signature", "was not made by this server") from None

@@ -56,7 +56,7 @@ encode_text = msgspec.json.Encoder().encode
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream carries besides text."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
 

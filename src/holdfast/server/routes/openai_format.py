@@ -25,7 +25,7 @@ NO_ECHO = Echo("")
 
 
 class Format(Protocol):
-    """What the routes need of either format."""
+    """The interface of both formats."""
 
     def whole(self, ends: Sequence[wire.End], choices: int) -> dict[str, Any]:
         """The whole answer; each prompt has so many `choices`."""

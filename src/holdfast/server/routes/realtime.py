@@ -186,7 +186,7 @@ class Conversation:
                 self._closing = channel.hurry(lambda: self._close(channel), labels)
 
     def _listen(self, channel: Channel, pending: PendingInput) -> None:
-        """Have what was appended computed ahead."""
+        """Compute the appended input ahead."""
         said = pending.said()
         if said:
             self.service.listening.hear(channel.record(), finish(read_input(said)))
@@ -194,7 +194,7 @@ class Conversation:
             self._take_back(channel)
 
     def _take_back(self, channel: Channel) -> None:
-        """What was appended is not going to be said."""
+        """The appended input is discarded."""
         record = self.service.table.get(channel.tenant, channel.name)
         if record is not None:
             self.service.listening.hear(record, None)

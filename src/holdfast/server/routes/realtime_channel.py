@@ -364,7 +364,7 @@ class Channel:
             self.emit(f"response.{kind}", shown)
 
     def cut(self) -> None:
-        """End the running turn for another one, keeping what was sent, and cancel queued turns."""
+        """End the running turn for another one, keep the sent tokens, and cancel queued turns."""
         for job in [job for job in self.queue if job.asked is not None]:
             self._cancel(job)
         running = self.running

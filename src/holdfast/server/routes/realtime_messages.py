@@ -100,7 +100,7 @@ class ForkMessage(Message, tag="session.fork"):
 
 
 class ChangeMessage(Message, tag="session.change"):
-    """Change how the session is kept; what is left out stays."""
+    """Change settings of the session; omitted ones stay."""
 
     ttl: float | msgspec.UnsetType | None = msgspec.UNSET
     metadata: dict[str, Any] | None = None

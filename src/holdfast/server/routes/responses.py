@@ -151,7 +151,7 @@ async def _result(running: Running) -> Response:
 
 
 def _unstored(service: Service, creation: Creation, place: Place, note: Note, feed: TurnFeed) -> Response:
-    """The answer of a response that nobody can ask for again."""
+    """The answer of a response that is not stored."""
 
     def leave() -> None:
         service.leave(feed, False)

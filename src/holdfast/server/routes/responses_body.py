@@ -84,7 +84,7 @@ RESPONSE_BODY = make_body(
 
 
 def creation_of(service: Service, body: ResponseBody) -> Portions[Creation]:
-    """What a body asks for; raises the problem with it. In portions."""
+    """The request of a body, in portions; raises the problem with it."""
     require_model(service, body.model)
     refuse_unbuilt(body)
     if not service.prompts.chats:

@@ -1,11 +1,11 @@
-"""`WS /v1/responses`: responses over one connection, with input that steers a response while it speaks.
+"""`WS /v1/responses`: responses over one connection, with input that steers a running response.
 
 The client sends `response.create` with the fields of `POST /v1/responses`; the events are those of a stream.
 Requests with the same `stream_id` run one after the other, others at the same time; events carry the id. A
-response that is not stored can be continued on its connection, and is forgotten with it.
+response that is not stored can be continued only on its connection.
 
-`response.steer` adds a message of the user to a response in flight. The response ends where it is
-(`response.incomplete`, reason `steered`): what was said stays. A response with the same settings follows and
+`response.steer` adds a user message to a response in flight. The response ends
+(`response.incomplete`, reason `steered`) and keeps its output. A response with the same settings follows and
 continues it. If the response ended in calls meanwhile, the message waits for the request that brings their
 results (`response.steer.pending`).
 """
@@ -57,7 +57,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Envelope(msgspec.Struct):
-    """What every message has."""
+    """The common fields of all messages."""
 
     type: str
     stream_id: str | None = None
@@ -249,7 +249,7 @@ class Socket:
         return replace(creation, items=[*results, *said, *others], in_place=in_place)
 
     async def _respond(self, creation: Creation, lane: str | None) -> Following:
-        """Run a response; returns what follows it, if it was steered."""
+        """Run a response; returns its successor, if it was steered."""
         running = await start_stored(self._websocket, self._caller, creation)
         if not creation.stored:
             self._unstored.add(running.place.session)
@@ -329,13 +329,13 @@ class Socket:
 
 
 def _result(call: Item) -> Item:
-    """What a client has to bring for a call."""
+    """The client's item for a call."""
     result = {"type": f"{call['type']}_output", "call_id": call["call_id"]}
     return {**result, "name": call["name"]} if call["type"] == "function_call" else result
 
 
 def _follows(creation: Creation, response_id: str, items: list[Item]) -> Creation:
-    """The response that continues one that was steered, with its settings."""
+    """The response that continues a steered one, with its settings."""
     shown = {**creation.shown, "previous_response_id": response_id}
     return replace(creation, items=items, shown=shown, previous=response_of(response_id), history=())
 

@@ -82,7 +82,7 @@ class TurnEvents:
             carried = {"token_ids": []}
 
     def _shown(self, said: wire.AnswerEvent) -> dict[str, Any]:
-        """What an event says."""
+        """The fields of an event."""
         match said.part:
             case wire.Part.CALL:
                 self._call = {"index": said.index, "id": said.id, "name": said.text}

@@ -71,7 +71,7 @@ class OpenBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChangeBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What changes of a session; what is left out stays. A `ttl` of null is the server's default."""
+    """Changed settings of a session; omitted ones stay. A `ttl` of null is the server's default."""
 
     ttl: float | msgspec.UnsetType | None = msgspec.UNSET
     metadata: dict[str, Any] | None = None
@@ -85,7 +85,7 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TurnBody(msgspec.Struct, forbid_unknown_fields=True):
-    """One turn: text, messages or token ids; without input, what was sent to `/input` before."""
+    """One turn: text, messages or token ids; without input, the text sent to `/input` before."""
 
     input: str | list[int | SessionMessage] | None = None
     turn_id: str | None = None
@@ -215,7 +215,7 @@ async def get_session(request: Request, session_id: str) -> Response:
     return json_answer(await service.sessions.describe(record))
 
 
-@router.patch("/v1/sessions/{session_id}", **documented(ChangeBody, "Change how a session is kept."))
+@router.patch("/v1/sessions/{session_id}", **documented(ChangeBody, "Change settings of a session."))
 async def change_session(request: Request, session_id: str) -> Response:
     service = service_of(request)
     body = await body_of(request, ChangeBody)
@@ -275,7 +275,7 @@ async def spill(request: Request, session_id: str) -> Response:
 
 @router.post(
     "/v1/sessions/{session_id}/restore",
-    **documented(RestoreBody, "Bring a session back to the device.", required=False),
+    **documented(RestoreBody, "Restore a session to the device.", required=False),
 )
 async def restore(request: Request, session_id: str) -> Response:
     service = service_of(request)
@@ -330,7 +330,7 @@ async def fork(request: Request, session_id: str) -> Response:
 
 @router.post(
     "/v1/sessions/{session_id}/input",
-    **documented(InputBody, "Say more of the next turn's input; it is computed ahead."),
+    **documented(InputBody, "Append to the next turn's input; it is prefilled at once."),
 )
 async def say(request: Request, session_id: str) -> Response:
     service = service_of(request)

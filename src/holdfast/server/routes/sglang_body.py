@@ -135,7 +135,7 @@ def _sampling(params: Any, logprobs: int | None, start: int) -> Sampling:
 
 
 def input_field(body: GenerateBody) -> str:
-    """What the client calls its input."""
+    """The client's name of its input."""
     return "input_ids" if body.text is None else "text"
 
 

@@ -1,4 +1,4 @@
-"""Requests of `/generate` in flight by name, and what they do to ordinary sessions.
+"""Requests of `/generate` in flight by name, and their effects on ordinary sessions.
 
 Used by the SGLang routes, on the event loop.
 """

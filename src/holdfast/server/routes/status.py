@@ -73,7 +73,7 @@ async def metrics(request: Request) -> Response:
     return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@router.get("/v1/memory", **documented(None, "The ledger: who holds the memory."))
+@router.get("/v1/memory", **documented(None, "The ledger: memory by holder."))
 async def memory(request: Request) -> Response:
     caller = caller_of(request)
     report = await service_of(request).ask("memory", memory_of(caller))

@@ -1,8 +1,7 @@
-"""The routes that start turns, found before all others.
+"""The routes that start turns, matched before all others.
 
 A request otherwise passes the matchers of some sixty routes and FastAPI's machinery for parameters, which
-these handlers do not use: they take the request as it is. What they raise is answered as the application
-would.
+these handlers do not use. Their exceptions are answered as by the application.
 """
 
 from __future__ import annotations

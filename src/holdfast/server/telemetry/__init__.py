@@ -1,1 +1,1 @@
-"""What the server tells about itself: metrics, traces, logs, recent figures, the live memory map."""
+"""Telemetry of the server: metrics, traces, logs, recent figures, the live memory map."""

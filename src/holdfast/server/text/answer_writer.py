@@ -1,4 +1,4 @@
-"""What a request asks of its answer, built in the text process: the fields of jobs and of the wire."""
+"""Answer specifications, built in the text process: the fields of jobs and of the wire."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Compares a whole conversation with the history of a session that it is sent to, and finds what is new.
+"""Compares a whole conversation with the history of its session, and finds the new part.
 
 The session's tokens are decoded to the text that the model has read; the conversation is rendered by the chat
-template. If the conversation begins with the history, the rest is new. Reasoning that the session has, and
-that the client or the template has left out, is skipped: the session keeps it. Everything else that differs
-is an error which names the message. Used by `process`.
+template. If the history is a prefix, the rest is new. Reasoning that the client or the template has
+omitted is skipped: the session keeps it. Any other difference is an error that names the message. Used by
+`process`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Histories:
 
 
 def new_from(text: str, history: str, reasoning: ReasoningFormat | None) -> tuple[int | None, int]:
-    """Where a text goes on after a history (None if they differ), and how far they are the same."""
+    """Where a text continues after a history (None if they differ), and the length of the common part."""
     at = done = 0
     while True:
         same = _common(text, at, history, done)

@@ -1,4 +1,4 @@
-"""What the API process asks of its text processes, and what they answer.
+"""Requests of the API process to its text processes, and the answers.
 
 MessagePack in frames over a pipe: four bytes for the length, then the message. One job at a time, and one
 answer for each.
@@ -78,7 +78,7 @@ class ConstraintFields(msgspec.Struct, frozen=True):
 
 
 class Asks(msgspec.Struct, omit_defaults=True, frozen=True):
-    """What a turn asks of its answer. Without `reads`, all of the answer is text: a plain completion."""
+    """A turn's requirements of its answer. Without `reads`, all of the answer is text: a plain completion."""
 
     tools: list[dict[str, Any]] = []
     tool_choice: str | dict[str, Any] | None = None
@@ -110,7 +110,7 @@ class TrailFields(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Chat(msgspec.Struct, tag="chat", frozen=True):
-    """The tokens of messages: a whole conversation, or what follows one that ended with `last_token`.
+    """The tokens of messages: a whole conversation, or the continuation of one that ended with `last_token`.
 
     `system` comes before the messages of a whole conversation. `calls` are those that the conversation ended
     in. `tools` of a one-shot request that must not be called are not shown to the model. With `trails` (of
@@ -159,7 +159,7 @@ class Started(msgspec.Struct, tag="started", frozen=True):
 
 
 class Tokens(msgspec.Struct, tag="tokens", frozen=True):
-    """What was asked for, as tokens."""
+    """The result as tokens."""
 
     tokens: list[int]
 
@@ -193,7 +193,7 @@ class Written(msgspec.Struct, tag="written", frozen=True):
 
 
 class Spelled(msgspec.Struct, tag="spelled", frozen=True):
-    """What was asked for, as text."""
+    """The result as text."""
 
     text: str
 
@@ -228,10 +228,10 @@ def frame(message: Job | Answer) -> bytes:
 
 
 def decode_job(content: bytes) -> Job:
-    """What the API process asks for."""
+    """A request of the API process."""
     return _jobs.decode(content)
 
 
 def decode_answer(content: bytes) -> Answer:
-    """What a text process answers."""
+    """An answer of a text process."""
     return _answers.decode(content)

@@ -40,7 +40,7 @@ class TextProcessLost(Exception):
 
 
 class Worker(Protocol):
-    """What a lane needs of a process."""
+    """A lane's view of a process."""
 
     async def ask(self, content: bytes) -> jobs.Answer:
         """The answer to a job; raises `TextProcessLost`."""

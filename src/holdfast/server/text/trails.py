@@ -6,9 +6,9 @@
 A *trail* is the text of a session, in stretches: the messages of a turn as the chat template wrote them, what
 opens the answer (the generation prompt), and the answer. The messages of the last turn are in several, so
 that an edit at their end leaves the beginning. The API process keeps a length and a digest of each, and of
-the last answer its tokens. What is compared is the text that the model would read: a template that drops
-reasoning, and a client that edits a message, show in it, and tokens that another spelling of the same text
-would have do not. Runs in text processes, which keep nothing between two jobs.
+the last answer its tokens. The comparison uses the text that the model would read: it shows dropped
+reasoning and edited messages, and ignores different tokens of the same text. Runs in text processes, which
+keep nothing between two jobs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What goes wrong in a world: crashes, pauses, partitions, drains, scaling, hand-overs, failovers.
+"""Faults of a world: crashes, pauses, partitions, drains, scaling, hand-overs, failovers.
 
 Faults come at random moments and end by themselves; `stop` ends all of them, so that the end of a run shows
 whether every session is served again. Used by the world.

@@ -1,6 +1,6 @@
-"""What a session holds in the simulation: a digest of its turns, and the answers that may be asked for again.
+"""The history of a session in the simulation: a digest of its turns, and the repeatable answers.
 
-A history says which version it was made of, so a commit on top of another history is noticed. Only the last
+A history names its version, so a commit on top of another history is noticed. Only the last
 digests and answers are kept: the clients of the simulation rewind by one turn, and have one request at a
 time. Used by clients, replicas and the checks of the store.
 """
@@ -18,7 +18,7 @@ MASK = (1 << 61) - 1
 
 
 class OpKind(Enum):
-    """What a client asks for."""
+    """The kind of a client's request."""
 
     OPEN = "open"
     TURN = "turn"
@@ -39,7 +39,7 @@ class Op(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a client is told: the number of turns and their digest."""
+    """The answer to a client: the number of turns and their digest."""
 
     turns: int
     digest: int

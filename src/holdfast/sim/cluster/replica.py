@@ -1,9 +1,9 @@
-"""A replica of the simulation: an engine with sessions, whose decisions are the real owner's.
+"""A replica of the simulation: an engine with sessions that uses the real `Owner`.
 
-It claims sessions that it is asked for, runs one request a session at a time, sends one batch at a time and
-answers when the batch is stored, as the engine and its journal do. It can crash, be paused (what arrives
-meanwhile waits: a zombie when it wakes), be cut off from the store or from API processes, drain, and hand
-sessions over. `Owner` decides what an answer of the store means. Used by the world.
+It claims requested sessions, runs one request per session at a time, sends one batch at a time and
+answers when the batch is stored, as the engine and its journal do. It can crash, be paused (messages wait
+meanwhile; it wakes as a zombie), be cut off from the store or from API processes, drain, and hand
+sessions over. `Owner` interprets the answers of the store. Used by the world.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The store of the simulation: the real rules of ownership, and a watch over every decision they take.
+"""The store of the simulation: the real rules of ownership, with a check of every decision.
 
 Linearizable: a statement happens at one moment, or is lost before it, or its answer is lost after it. The
-watch keeps its own account of versions, epochs, lives and tenants, and reports what must never happen. Used
+check keeps its own account of versions, epochs, lives and tenants, and reports violations. Used
 by replicas and API processes.
 """
 

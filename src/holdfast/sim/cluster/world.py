@@ -1,8 +1,8 @@
 """A world of the simulation: clients, API processes, replicas, a store, and the faults that happen to them.
 
 Each client has one session and one request at a time; it sends a request again, with the same key, until it
-is answered, by any API process. Every answer is compared with what the client expects and with the store. At
-the end the faults stop, and every client must get an answer: a session that nobody can claim is found there.
+is answered, by any API process. Every answer is compared with the client's expectation and with the store. At
+the end the faults stop, and every client must get an answer; this finds sessions that cannot be claimed.
 Used by the command and by tests.
 """
 
@@ -50,7 +50,7 @@ class Options:
 
 @dataclass(slots=True)
 class Result:
-    """What a run did and found."""
+    """The counts and findings of a run."""
 
     events: int
     seconds: float

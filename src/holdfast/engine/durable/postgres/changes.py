@@ -1,9 +1,9 @@
-"""What a batch of records changes in the tables, computed without reading them.
+"""The row changes of a batch of records, computed without reading the tables.
 
-A life is the only writer of its sessions, so it knows their rows: `Known` has what the next record needs of
-them (the numbers and checksums of the turns, the description, what may be repeated). A `Builder` turns
-records into `Part`s: the rows of one statement (`commit`). It works on copies; they replace the originals
-when a batch is ready to be sent, so an error on the way changes nothing. Used by the store.
+A life is the only writer of its sessions, so it knows their rows: `Known` caches the facts for the next
+record (numbers and checksums of the turns, the description, repeatable request ids). A `Builder` turns
+records into `Part`s: the rows of one statement (`commit`). It works on copies, which replace the originals
+when a batch is ready to be sent, so an error in between changes nothing. Used by the store.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class TurnRow(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a turn says: its row without links."""
+    """The content of a turn: its row without links."""
 
     turn_id: str
     input: bytes
@@ -170,7 +170,7 @@ class Batch(NamedTuple):
 
     @property
     def writes(self) -> list[Write]:
-        """What it leaves of each session: the last write on it."""
+        """The last write on each session."""
         last: dict[str, Write] = {}
         for part in self.parts:
             for name, change in part.changes.items():
@@ -426,7 +426,7 @@ class Builder:
         return contents
 
     def _loosen(self, known: Known) -> None:
-        """A session does not end with its last turn any more: nobody may lead to that."""
+        """A session no longer ends with its last turn, which may now be unreachable."""
         if known.head is not None:
             self.loose.append(known.head)
 

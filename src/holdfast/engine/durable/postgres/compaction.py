@@ -1,10 +1,10 @@
-"""Compaction: removes turns that no session leads to any more, a portion at a time.
+"""Compaction: deletes unreachable turns, a portion at a time.
 
-A turn is *loose* if no turn follows it and no session ends with it: nobody can lead to it again, because
+A turn is *loose* if no turn follows it and no session ends with it. It stays unreachable, because
 turns are only ever added after the last turn of a session, and forks of a session end with turns of its
 history. So the sweep needs no marks and no order of numbers, and other servers may write meanwhile. It
-removes a loose turn and those before it up to one that is still needed. It begins with the turns that this
-life has loosened; those that an earlier life left are looked for once, at the start. Used by the store.
+deletes a loose turn and its predecessors down to one that is still needed. It begins with the turns that
+this life has loosened; those of earlier lives are searched once, at the start. Used by the store.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TRIM = "DELETE FROM holdfast.log WHERE number <= (SELECT max(number) FROM holdfa
 
 
 class Compaction:
-    """What is known to be loose, and how far the search for more has come."""
+    """The known loose turns, and the progress of the search for more."""
 
     def __init__(self) -> None:
         self.loose: deque[int] = deque()

@@ -75,7 +75,7 @@ class _SessionRow(NamedTuple):
 
 
 class Revived(NamedTuple):
-    """A session as it was read, and what its life must know of its rows."""
+    """A session as read, and the cached facts of its rows."""
 
     stored: StoredSession
     known: Known
@@ -194,7 +194,7 @@ def _read_turns(
         in_place = (before, depth) == (reached, place)
         turn = valid_turn(checksum, chained, *values) if in_place else None
         if turn is None:
-            log.error("session %s: turn %d is damaged; the session ends before it", stored.id, place)
+            log.error("session %s: turn %d is damaged; the session is cut before it", stored.id, place)
             stored.damaged = True
             break
         stored.turns.append(turn)

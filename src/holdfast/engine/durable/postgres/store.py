@@ -1,18 +1,17 @@
 """The journal in PostgreSQL: an `OwningStore` whose sessions belong to one life of a server.
 
-A flush is one statement, so one round trip, in one transaction (`commit`): a batch is stored whole, but for
-sessions that belong to another life by now. Those are refused: their records are dropped, nobody is told that
-they were stored, and the engine gives the sessions up. A batch whose answer was lost is sent again unchanged;
-the life's row has the number of the last batch, so a repeat is recognised. What answers mean is decided by
-`cluster.owner`.
+A flush is one statement, so one round trip, in one transaction (`commit`): a batch is stored as a whole,
+except for sessions that belong to another life by now. Their records are dropped and not acknowledged, and
+the engine closes the sessions. A batch whose answer was lost is sent again unchanged; the life's row has the
+number of the last batch, so a repeat is recognised. `cluster.owner` interprets the answers.
 
 A server that is alone takes over the sessions of earlier lives of its name at its start. A member
 of a cluster claims sessions one by one (`claim`, `take_over`), hands them over (`hand_over`) and drains
-(`drain`). If it is declared dead by mistake it begins another life, without the sessions that it had.
+(`drain`). If it is declared dead by mistake it begins another life, without its earlier sessions.
 
-While the database cannot be reached, batches wait here in order, and the connection is opened again with a
-bounded back-off. That is a fault, which refuses new turns, only after `PATIENCE_SECONDS`; until then, and
-until too many records wait, answers wait. Called by the writer's thread.
+While the database is unreachable, batches wait here in order, and the connection is reopened with a
+bounded back-off. Only after `PATIENCE_SECONDS`, or with too many waiting records, is it a fault that refuses
+new turns; until then answers wait. Called by the writer's thread.
 """
 
 from __future__ import annotations
@@ -178,7 +177,7 @@ class PostgresJournal:
         self.close()
 
     def close(self) -> None:
-        """Write what is left, end the life and close the connection."""
+        """Write the remaining records, end the life and close the connection."""
         if not self.flush():
             left = len(self._pending) + (0 if self._unsent is None else self._unsent.records)
             log.error(
@@ -435,7 +434,7 @@ class PostgresJournal:
             return list(read_snapshots(self._link.open()))
 
     def unclaimed(self, after: str, seconds: float, most: int) -> list[str]:
-        """Sessions after `after` whose owner was last alive so long ago: nobody has asked for them since."""
+        """Sessions after `after` whose owner was last alive that long ago, and that are still unclaimed."""
         with self._reachable():
             return owners.unclaimed(self._connection(), after, seconds, most)
 
@@ -525,7 +524,7 @@ class PostgresJournal:
         self._owner.refuse(refused)
         self._serial = 0
         self.fault = None
-        log.warning("%s: this server takes part again, with another life", self.place)
+        log.warning("%s: this server continues with a new life", self.place)
 
     def compact(self) -> bool:
         """Remove a portion of the turns that no session reaches; whether there is more to do."""

@@ -97,7 +97,7 @@ def upgrade(connection: Connection[tuple[object, ...]]) -> None:
 
 
 def newer(version: int) -> str:
-    """What is said of a journal that a later program wrote."""
+    """The error for a journal of a later version."""
     return f"the journal has version {version}; this program reads versions up to {VERSION}"
 
 

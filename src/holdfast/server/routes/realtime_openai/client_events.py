@@ -49,7 +49,7 @@ class ReasoningFields(msgspec.Struct):
 
 
 class AnswerFields(msgspec.Struct, kw_only=True):
-    """What a session and a single response both set."""
+    """Settings of a session or of a single response."""
 
     instructions: str | None = None
     output_modalities: list[str] | None = None
@@ -142,7 +142,7 @@ class ItemDelete(Event, tag="conversation.item.delete"):
 
 
 class ItemTruncate(Event, tag="conversation.item.truncate"):
-    """Cut an answer to what was heard: its first `text_end` characters, or its first `tokens` tokens."""
+    """Cut an answer to its heard part: its first `text_end` characters, or its first `tokens` tokens."""
 
     item_id: str
     content_index: int = 0
@@ -158,7 +158,7 @@ class ResponseCreate(Event, tag="response.create"):
 
 
 class ResponseCancel(Event, tag="response.cancel"):
-    """Stop a response; what was sent of it stays."""
+    """Stop a response; the part already sent stays."""
 
     response_id: str | None = None
 

@@ -538,14 +538,14 @@ class OpenAIConversation:
         raise Problem(400, "response_cancel_not_active", said, None if name is None else "response_id")
 
     def _cancel(self, response: Response) -> None:
-        """Stop a response; it keeps what was sent."""
+        """Stop a response; it keeps the sent tokens."""
         if not response.cancelled:
             response.cancelled = True
             if response.feed is not None:
                 self._cut(response, response.feed)
 
     def _cut(self, response: Response, feed: TurnFeed) -> None:
-        """End a turn: what was sent stays; without any output, its input is taken back too."""
+        """End a turn: the sent tokens stay; without any output, its input is rolled back too."""
         response.kept = response.sent if response.items else None
         self.service.link.end(feed, response.kept, "interrupt")
 

@@ -1,9 +1,9 @@
-"""What the session has of a conversation, and what must change before the next response.
+"""The session's part of a conversation, and the changes before the next response.
 
-The client's list of items may differ from what the session has computed: items were appended, inserted,
-deleted or cut. `plan` compares both and keeps as many turns as agree. If the last turn differs only by a
-shorter answer, the turn is cut at a token; otherwise the session is rewound to the turns that agree, and the
-items behind them are sent again.
+The client's list of items may differ from the session's history: items were appended, inserted,
+deleted or cut. `plan` compares both and keeps the common turns. If the last turn differs only by a
+shorter answer, the turn is cut at a token; otherwise the session is rewound to the common turns, and the
+later items are sent again.
 """
 
 from __future__ import annotations

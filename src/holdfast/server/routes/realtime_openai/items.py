@@ -24,7 +24,7 @@ SPOKEN_PARTS = ("input_audio", "output_audio", "audio")
 
 
 class ItemKind(StrEnum):
-    """What an item is."""
+    """The kind of an item."""
 
     MESSAGE = "message"
     CALL = "function_call"
@@ -60,7 +60,7 @@ class Item:
 
     @property
     def said(self) -> tuple[str, ...]:
-        """What the history has of it, to tell whether it was changed since."""
+        """Its form in the history, to detect later changes."""
         return (self.id, self.kind, self.role, self.name, self.call_id, self.text)
 
     @property

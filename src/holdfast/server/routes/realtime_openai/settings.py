@@ -1,7 +1,7 @@
-"""The settings of a realtime session: what clients set, and what they are shown.
+"""The settings of a realtime session, as set by clients and as shown to them.
 
-Settings of audio are kept and shown again, so that clients which always send them are served; they change
-nothing, as input and output are text. Audio output is refused. A response may have settings of its own.
+Settings of audio are stored and shown without effect, for clients that always send them; input and
+output are text. Audio output is refused. A response may have settings of its own.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class AnswerSettings:
         return Sampling(max_tokens=limit, temperature=self.temperature)
 
     def options(self, *, callable_tools: bool) -> AnswerOptions:
-        """What is asked of the answer."""
+        """The requirements of the answer."""
         choice = self.tool_choice if callable_tools else "none"
         return AnswerOptions(
             tools=self.tools or None,
@@ -189,7 +189,7 @@ def _read_limit(limit: int | str, field: str) -> int | None:
     if limit == ENDLESS:
         return None
     if isinstance(limit, str) or limit < 1:
-        raise bad_field(field, f'must be a number from 1 on, or "{ENDLESS}"')
+        raise bad_field(field, f'must be a number of at least 1, or "{ENDLESS}"')
     return limit
 
 

@@ -1,11 +1,11 @@
 """The Holdfast session behind a connection: opened with its first response, and brought to the client's list.
 
 The session's first turn has the instructions and the tools. Later instructions are appended as a system
-message, which keeps everything computed; where the chat template takes none there, and where tools change,
-the session is rewound to its beginning and the conversation sent again. System items in the middle become
-messages of the user for such a template. A session that the engine lost or
-that expired is opened again in the same way, unless the client named it. A client that sends its history
-again to a session that it named has what is new appended.
+message, which keeps the computed memory. If the chat template allows no system message there, or if tools
+change, the session is rewound to its beginning and the conversation sent again. System items in the middle
+become user messages for such a template. A lost or expired session is opened again in the same way, unless
+the client named it. If a client resends its history to a session that it named, only the new items are
+appended.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Asked:
 
     @property
     def extra(self) -> str:
-        """What the response's instructions add to the session's; empty if it has none of its own."""
+        """The response's instructions beyond the session's; empty if it has none of its own."""
         own, all_of_it = self.session.instructions, self.answer.instructions
         if own and all_of_it.startswith(own):
             return all_of_it.removeprefix(own).lstrip("\n")
@@ -144,7 +144,7 @@ class Talk:
         )
 
     def unheard(self) -> None:
-        """What was to be said is not going to be."""
+        """The pending input is discarded."""
         record = self.service.table.get(self.caller.tenant, self.name)
         if record is not None and self._opened:
             self.service.listening.hear(record, None)
@@ -261,7 +261,7 @@ class Talk:
         ]
 
     def ended(self, turn: Turn, *, kept: bool, answer: Sequence[Item]) -> None:
-        """A turn has ended; one that was rolled back is none."""
+        """A turn has ended; a turn that was rolled back does not count."""
         if not kept:
             self.turns.remove(turn)
             return
