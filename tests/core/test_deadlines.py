@@ -10,8 +10,9 @@ from tests.core.driver import Driver, prompt
 
 def test_entries_come_up_in_the_order_of_time_and_of_their_keys() -> None:
     deadlines = Deadlines()
-    for key, when in ((4, 2.0), (-7, 2.0), (1, 1.0), (9, 5.0)):
+    for key, when in ((4, 2.0), (-7, 2.0), (1, 1.0), (9, 5.0), (3, 0.0)):
         deadlines.add(key, when, f"s{key}")
+    assert list(deadlines.due(0.0)) == [(3, "s3")]
     assert list(deadlines.due(0.5)) == []
     assert list(deadlines.due(2.0)) == [(1, "s1"), (-7, "s-7"), (4, "s4")]
     assert deadlines.entries() == [(5.0, 9, "s9")] and len(deadlines) == 1

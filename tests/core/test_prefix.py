@@ -411,6 +411,16 @@ def test_a_flush_in_portions_evicts_no_more_than_there_was() -> None:
     grove.finish()
 
 
+def test_a_flush_in_portions_pauses_at_each_tenant() -> None:
+    """Also where it has nothing to evict: there may be thousands."""
+    grove = Grove("dense")
+    for number in range(5):
+        grove.insert(A + B, root=f"tenant {number}")
+    assert len(list(grove.tree.flushing(1))) == 5
+    assert grove.in_tree(FULL) == 10, "leases keep it all"
+    grove.finish()
+
+
 def test_evicted_units_that_a_step_in_flight_reads_are_retired() -> None:
     grove = Grove("full+window+state")
     grove.add(A + B, state=True)

@@ -71,6 +71,7 @@ class Joined:
         """Step the engine while there is something to do, and hand its reports over; until cancelled."""
         while True:
             self.commands.retry()
+            self.commands.report()
             if self.loop.busy:
                 self.loop.step()
             for report in self.commands.take_reports():

@@ -234,9 +234,7 @@ def test_an_interruption_does_not_overtake_a_turn_that_is_free_to_begin(resting:
 
 
 def test_a_question_about_no_session_is_answered_and_ends_nothing(resting: EngineCommands) -> None:
-    asked = [
-        each for each in wire.Question if each not in (wire.Question.FLUSH, *SURVEYS, wire.Question.LIVES)
-    ]
+    asked = [each for each in wire.Question if each not in (*SURVEYS, wire.Question.LIVES)]
     for call, what in enumerate(asked, 50):
         resting.receive(wire.Ask(call, what))
     heard = reports(resting)

@@ -1,7 +1,8 @@
-"""What is over leaves nothing behind in the engine: no entry of any table, list or heap.
+"""What is over leaves nothing behind, in the engine or the API process: no entry of any table, list or heap.
 
 All verbs are carried out on sessions that are closed afterwards, some by expiring, again and again.
-Everything that can be reached from the engine's commands is walked, and entries of containers are counted.
+Everything that can be reached from the engine's commands, or from the service, is walked, and entries of
+containers are counted.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ import pytest
 
 from holdfast.core.deadlines import DUE_MAX
 from holdfast.core.registry import EXPIRED_KEPT
+from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
+from holdfast.server.sessions import GONE_KEPT
+from holdfast.server.turn_request import Input, SessionGiven
+from tests.server.joined import ANN, Joined, joined
 from tests.server.test_one_end import VERBS, House
 
 CYCLES = 12
 CODE = (type, ModuleType, FunctionType, BuiltinFunctionType)
-KEPT = {"Registry.expired": EXPIRED_KEPT}
+KEPT = {"Registry.expired": EXPIRED_KEPT, "SessionTable._gone": GONE_KEPT}
 """What is kept of sessions that are gone, and how many entries that may have."""
 
 
@@ -91,11 +96,73 @@ def test_what_is_over_leaves_no_entry_anywhere(overlap: bool) -> None:
     first, second = asyncio.run(cycles())
     assert {"Registry.sessions", "Deadlines._live", "EngineCommands.turns"} <= set(first), "it is walked"
     assert first["Registry.expired"], "sessions have expired"
+    require_no_growth(first, second)
+
+
+def require_no_growth(first: Counter[str], second: Counter[str]) -> None:
     # What is left in each cycle is left as often. A few entries come and go with rings of recent events.
     grown = {place: (first[place], n) for place, n in second.items() if n >= first[place] + CYCLES}
     kept = {place: grown.pop(place) for place in KEPT if place in grown}
     assert not grown, f"entries after {CYCLES} cycles and after {2 * CYCLES}: {grown}"
     assert all(after <= KEPT[place] for place, (_, after) in kept.items())
+
+
+async def clients(world: Joined) -> None:
+    """What clients do by the service: sessions, chats that are sent whole, requests; all of it ends."""
+    service, said = world.service, [{"role": "user", "content": "hello"}]
+    record = await service.open_session(ANN, None, SessionGiven(metadata={"a": "b"}))
+    for _ in range(2):
+        await world.say(record, said, max_tokens=4)
+    await service.update(record, {"c": "d"})
+    await service.change(record, {"ttl": 60.0})
+    await service.compact(record, (1, 1), Input(messages=said), "compact")
+    forked = await service.fork(record, None, 1, "fork")
+    await service.rewind(forked, 0, "rewind")
+    service.listening.hear(record, Input(text="spoken words "))
+    await world.rest()
+    feed = await service.start_turn(record, world.asked(said, max_tokens=100, ignore_eos=True))
+    await service.interrupt(record, None, 2, "interrupt")
+    await world.end_of(feed)
+    left = await service.start_turn(record, world.asked(said, max_tokens=100, ignore_eos=True))
+    service.leave(left, False)
+    await world.end_of(left)
+    await service.move(record, None)
+    await service.describe(record)
+    end = await world.chat(said, max_tokens=4)
+    longer = [*said, {"role": "assistant", "content": end.text}, *said]
+    await world.chat(longer, max_tokens=4)
+    brief = await service.open_session(ANN, None, SessionGiven(ttl=0.001))
+    for wrong in (SessionGiven(ttl=-1.0), SessionGiven(system="x" * 10_000_000)):
+        with pytest.raises(Problem):
+            await service.open_session(ANN, None, wrong)
+    await service.close_record(record)
+    await service.close_record(forked)
+    await service.flush()
+    await world.rest()
+    registry = world.loop.scheduler.registry
+    while registry.sessions:
+        registry_now = world.loop.now()
+        world.loop.scheduler.tick(registry_now)
+        world.loop.dispatcher.tell()
+        await asyncio.sleep(0.001)
+    while service.table.get(brief.tenant, brief.name) is not None:
+        await asyncio.sleep(0.001)
+
+
+def test_what_is_over_leaves_no_entry_in_the_api_process() -> None:
+    counts: list[Counter[str]] = []
+
+    async def story(world: Joined) -> None:
+        await clients(world)
+        for _ in range(2):
+            for _ in range(CYCLES):
+                await clients(world)
+            world.sent.clear()
+            counts.append(entries(world.service))
+
+    joined(story)
+    assert {"SessionTable._records", "Conversations._by_name"} <= set(counts[0]), sorted(counts[0])
+    require_no_growth(*counts)
 
 
 def test_an_entry_that_is_left_is_seen() -> None:

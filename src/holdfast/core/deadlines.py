@@ -26,8 +26,8 @@ class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []
         self._live: dict[int, tuple[float, str]] = {}
-        self._now = float("-inf")
-        self._left = 0
+        self._now = 0.0
+        self._left = DUE_MAX
         """How many entries may still be taken out at that time."""
 
     def __len__(self) -> int:
