@@ -242,6 +242,11 @@ def test_a_rewind_keeps_the_parts_before_it(make: Make, tmp_path: Path) -> None:
     to_disk(engine)
     assert lengths(engine)[:2] == before[:2] and len(lengths(engine)) == 3
     costs_only_itself(session, 8, talk(other, range(8, 9))[0])
+    to_disk(engine)
+    session.rewind(2)
+    session.say(said(9, 1), greedy(1)).wait()
+    to_disk(engine)
+    assert files(tmp_path)[0].stat().st_size == snapshot_of(engine).bytes, "what was cut is gone"
     session.rewind(0)
     assert files(tmp_path) == [] and store_of(engine).used == 0
     assert expected

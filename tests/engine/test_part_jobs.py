@@ -1,6 +1,7 @@
 """Sessions that change while a part is appended to their file: one job changes a file at a time."""
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,21 +29,23 @@ def scan_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "SCAN_SECONDS", 0.0)
 
 
-def append_late(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Whether a part was appended; its job ends when the second event is set."""
     appended, told, append = threading.Event(), threading.Event(), SnapshotFiles.append
 
-    def late(files: SnapshotFiles, name: str, size: int, content: bytes) -> None:
+    def wait(files: SnapshotFiles, name: str, size: int, content: bytes) -> None:
         append(files, name, size, content)
         appended.set()
         assert told.wait(60.0)
 
-    monkeypatch.setattr(SnapshotFiles, "append", late)
-    return appended, told
+    monkeypatch.setattr(SnapshotFiles, "append", wait)
+    yield appended, told
+    told.set()
 
 
 def test_a_part_of_a_file_that_is_gone_is_of_no_use(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, late: tuple[threading.Event, threading.Event]
 ) -> None:
     """A session is rewound to its beginning, and says the same once more, while its part is written."""
     expected = make.once(expected_of)
@@ -51,7 +54,7 @@ def test_a_part_of_a_file_that_is_gone_is_of_no_use(
     to_disk(engine)
     assert talk(session, range(1, 2)) == expected[1:2]
     run(engine)
-    appended, told = append_late(monkeypatch)
+    appended, told = late
     found = engine.loop.scheduler.registry.sessions["s"]
     job = disk_of(engine).writer.write(found, Cause.SPILL)
     assert job is not None and job.snapshot is not None
@@ -70,7 +73,7 @@ def test_a_part_of_a_file_that_is_gone_is_of_no_use(
 
 
 def test_a_second_job_of_a_session_writes_a_file_of_its_own(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, late: tuple[threading.Event, threading.Event]
 ) -> None:
     """A session goes on while its part is written: the older part is of no use, and harms nothing."""
     expected = make.once(expected_of)
@@ -79,7 +82,7 @@ def test_a_second_job_of_a_session_writes_a_file_of_its_own(
     to_disk(engine)
     talk(session, range(1, 2))
     run(engine)
-    appended, told = append_late(monkeypatch)
+    appended, told = late
     found = engine.loop.scheduler.registry.sessions["s"]
     writer = disk_of(engine).writer
     older = writer.write(found, Cause.SPILL)
