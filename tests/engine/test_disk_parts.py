@@ -242,6 +242,11 @@ def test_a_rewind_keeps_the_parts_before_it(make: Make, tmp_path: Path) -> None:
     to_disk(engine)
     assert lengths(engine)[:2] == before[:2] and len(lengths(engine)) == 3
     costs_only_itself(session, 8, talk(other, range(8, 9))[0])
+    to_disk(engine)
+    session.rewind(2)
+    session.say(said(9, 1), greedy(1)).wait()
+    to_disk(engine)
+    assert files(tmp_path)[0].stat().st_size == snapshot_of(engine).bytes, "what was cut is gone"
     session.rewind(0)
     assert files(tmp_path) == [] and store_of(engine).used == 0
     assert expected
@@ -414,31 +419,6 @@ def test_a_part_of_a_session_that_is_closed_or_cut_meanwhile_is_removed(make: Ma
     run(engine)
     engine.drive()
     assert files(tmp_path) == [] and store_of(engine).used == 0 and not store_of(engine).extended
-
-
-def test_a_second_job_of_a_session_writes_a_file_of_its_own(make: Make, tmp_path: Path) -> None:
-    """A session goes on while its part is written: the older part is of no use, and harms nothing."""
-    expected = make.once(expected_of)
-    engine = make(**options(tmp_path))
-    session = long_session(engine)
-    to_disk(engine)
-    talk(session, range(1, 2))
-    run(engine)
-    found = engine.loop.scheduler.registry.sessions["s"]
-    writer = disk_of(engine).writer
-    older = writer.write(found, Cause.SPILL)
-    assert older is not None and older.snapshot is not None
-    talk(session, range(2, 3))
-    assert not writer.can_write(found) or writer.write(found, Cause.SPILL) is not older
-    run(engine)
-    if not store_of(engine).covers(found):
-        assert writer.write(found, Cause.SPILL) is not None
-        run(engine)
-    assert found.sequence.computed == snapshot_of(engine).length
-    assert [path.name for path in files(tmp_path)] == [snapshot_of(engine).file]
-    assert files(tmp_path)[0].stat().st_size == snapshot_of(engine).bytes == store_of(engine).used
-    to_disk(engine)
-    costs_only_itself(session, 3, expected[3])
 
 
 # --- other engines, and deaths ---

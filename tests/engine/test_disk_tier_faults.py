@@ -16,6 +16,7 @@ from holdfast.core.layout import Tier
 from holdfast.core.session import Session as CoreSession
 from holdfast.core.tokens import TokenLog
 from holdfast.engine.engine import Engine, Session
+from holdfast.engine.step.runner import DeviceLost
 from holdfast.engine.tiers import back_off, background, portions
 from holdfast.engine.tiers.back_off import Cause
 from holdfast.engine.tiers.disk import DiskTier
@@ -441,6 +442,24 @@ def count_copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(SessionMemory, "gather", noted)
     return copied
+
+
+def test_an_idle_engine_that_has_lost_its_device_ends(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it is started again before the next turn, which would fail."""
+    engine = make(**options(tmp_path))
+    talk(engine.session(id="s"), range(2))
+    run(engine)
+
+    def lost(memory: SessionMemory, session: CoreSession, page: int) -> Gathering:
+        raise DeviceLost("rank 1 has ended")
+
+    disk_of(engine).background.idle_seconds = 0.0
+    with monkeypatch.context() as patch:
+        patch.setattr(SessionMemory, "gather", lost)
+        with pytest.raises(DeviceLost):
+            run(engine)
 
 
 @pytest.mark.parametrize("why", ["the limit", "the disk"])

@@ -12,7 +12,6 @@ from holdfast.engine.engine import Engine, Session
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.tiers import background, portions
 from holdfast.engine.tiers.back_off import Cause
-from holdfast.engine.tiers.host import StorageCopy
 from holdfast.engine.tiers.writing import SnapshotWriter
 from tests.engine.conftest import Make
 from tests.engine.direct import direct
@@ -95,16 +94,42 @@ def test_units_of_the_host_are_not_those_of_the_device(make: Make, tmp_path: Pat
     assert next_answers(engine.resume("s"), 0) == expected
 
 
+class Device(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, units: int, outward: bool) -> tuple[portions.Transfer, Queued]:
+    """A transfer of so many units of 16 bytes, two in a piece."""
+    monkeypatch.setattr(torch, "empty_like", lambda like, pin_memory: torch.zeros(like.shape))
+    monkeypatch.setattr(portions, "PORTION_BYTES", 32)
+    monkeypatch.setattr(portions, "RETURN_BYTES", 96)
+    storage, copier = torch.zeros(units, 4).as_subclass(Device), Queued(1 << 30)
+    pieces = portions.pieces_of(storage, list(range(units)), torch.zeros(units, 4))
+    return portions.Transfer(pieces, copier, outward), copier
+
+
+@pytest.mark.parametrize(("outward", "portion"), [(True, 1), (False, 3)])
+def test_a_portion_of_a_gpu_is_as_large_as_stated(
+    monkeypatch: pytest.MonkeyPatch, outward: bool, portion: int
+) -> None:
+    """More comes back at a time than leaves: a turn waits for it."""
+    transfer, copier = on_a_gpu(monkeypatch, 8, outward)
+    for step in range(-(-4 // portion)):
+        assert not transfer.advance() and not transfer.advance(), "nothing is begun while a copy goes on"
+        assert len(copier.copies) == min(4, (step + 1) * portion)
+        for copy in copier.copies:
+            copy.synchronize()
+    assert transfer.advance()
+
+
 @pytest.mark.parametrize("outward", [False, True])
-def test_pinned_memory_is_used_again_when_nothing_writes_to_it(outward: bool) -> None:
+def test_pinned_memory_is_used_again_when_nothing_writes_to_it(
+    monkeypatch: pytest.MonkeyPatch, outward: bool
+) -> None:
     """A copy that is given up goes on: whoever gets its memory next would find it changed."""
-    copier, pinned = Queued(1 << 30), torch.zeros(2, 4)
-    device = torch.arange(12.0).view(3, 4)
-    piece = portions.Piece(device, [0, 2], torch.zeros(2, 4))
-    transfer = portions.Transfer(iter([piece]), copier, outward)
-    transfer._flight = portions.Flight(
-        piece, pinned, copier.copy([StorageCopy(device, [0, 2], pinned, [0, 1])])
-    )
+    transfer, copier = on_a_gpu(monkeypatch, 8, outward)
+    assert not transfer.advance() and copier.copies
     transfer.abandon()
-    assert copier.copies[0].over and transfer.advance()
-    transfer.abandon()
+    assert all(copy.over for copy in copier.copies) and transfer.advance()

@@ -47,31 +47,33 @@ class Flight:
 class Transfer:
     """The copies of one session, to a file's tensors (`outward`) or from them."""
 
-    __slots__ = ("_copier", "_flight", "_outward", "_pieces")
+    __slots__ = ("_copier", "_flights", "_outward", "_pieces")
 
     def __init__(self, pieces: Iterator[Piece], copier: Copier, outward: bool) -> None:
         self._pieces = deque(pieces)
         self._copier = copier
         self._outward = outward
-        self._flight: Flight | None = None
+        self._flights: list[Flight] = []
+        """The pieces of the portion that is under way."""
 
     @torch.inference_mode()
     def advance(self) -> bool:
         """Copy the next portion; whether all is copied. Raises if a copy has failed."""
-        if self._flight is not None and not self._flight.event.query():
+        if not all(flight.event.query() for flight in self._flights):
             return False
-        done, self._flight = self._flight, None
+        done, self._flights = self._flights, []
         left = PORTION_BYTES if self._outward else RETURN_BYTES
-        while self._pieces and left > 0 and self._flight is None:
+        while self._pieces and left > 0:
             piece = self._pieces.popleft()
             left -= piece.rows.nbytes
             if piece.storage.is_cuda:
-                self._flight = self._launch(piece)
+                self._flights.append(self._launch(piece))
             else:
                 self._copy(piece)
-        if done is not None and self._outward:
-            done.piece.rows.copy_(done.pinned)
-        return not self._pieces and self._flight is None
+        if self._outward:
+            for flight in done:
+                flight.piece.rows.copy_(flight.pinned)
+        return not self._pieces and not self._flights
 
     def _copy(self, piece: Piece) -> None:
         """Copy a piece in main memory."""
@@ -95,10 +97,10 @@ class Transfer:
     def abandon(self) -> None:
         """Copy no more, and wait for the portion under way: its pinned memory is used again at once."""
         self._pieces.clear()
-        if self._flight is not None:
+        for flight in self._flights:
             with suppress(Exception):  # Its result is not needed.
-                self._flight.event.synchronize()
-            self._flight = None
+                flight.event.synchronize()
+        self._flights = []
 
 
 def pieces_of(storage: Tensor, units: list[int], rows: Tensor) -> Iterator[Piece]:

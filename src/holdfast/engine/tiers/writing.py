@@ -21,6 +21,7 @@ from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Life, Place, Session
 from holdfast.engine.durable.records import SnapshotWritten
 from holdfast.engine.durable.session_log import SessionLog
+from holdfast.engine.step.runner import DeviceLost
 from holdfast.engine.tiers.back_off import Cause
 from holdfast.engine.tiers.files import Snapshot
 from holdfast.engine.tiers.session_memory import Gathering, SessionMemory
@@ -117,6 +118,8 @@ class SnapshotWriter:
             return None
         try:
             gathering = self._memory.gather(session, page)
+        except DeviceLost:
+            raise
         except Exception as error:  # noqa: BLE001
             # The device has no room for the copy: the session stays where it is, and the loop goes on.
             log.warning("session %s could not be copied for the disk: %s", session.id, error)
