@@ -15,6 +15,7 @@ from holdfast.engine.durable.stores import read_sessions
 from tests.databases import STORES, new_place
 
 SCRIPTS = (
+    "cluster.__main__",
     "cpu.__main__",
     "cpu.constrained",
     "cpu.drafting",

@@ -105,7 +105,7 @@ class Pair:
 
     def bury(self) -> None:
         """The lease is moved on both sides, so that the verdict does not depend on how long the test runs."""
-        life, connected = self.life(), self.dice.random() < 0.5
+        life, connected, heard = self.life(), self.dice.random() < 0.5, self.dice.random() < 0.5
         left = self.dice.choice((10.0, 5.0, -1.0))
         if life in self.rules.lives:
             self.rules.lives[life].lease = NOW + left
@@ -114,11 +114,13 @@ class Pair:
                 "WHERE life = %s",
                 (left, self.number(life)),
             )
+            number = self.number(life)
+            self.connection.execute("SELECT pg_advisory_unlock_all()")
             if connected:
-                lives.hold_life(self.connection, self.number(life))
-        answer = self.rules.bury(life, connected, NOW)
-        assert lives.bury_life(self.connection, self.number(life), connected) == answer
-        self.note("bury", left, connected, answer)
+                lives.hold_life(self.connection, number)
+        answer = self.rules.bury(life, connected, heard, NOW)
+        assert lives.bury_life(self.connection, self.number(life), heard) == answer
+        self.note("bury", left, connected, heard, answer)
 
     def writes(self) -> list[Write]:
         """Writes as an owner would send them, some of them off by one."""
@@ -248,8 +250,10 @@ DECISIONS = {
     *("commit True", "commit False", "create True", "create False", "change True", "change False"),
     *("remove True", "remove False", "repeat True", "repeat False", "hand over True", "hand over False"),
     *("claim True True", "claim True False", "claim False False", "renew True", "renew False"),
-    *("drain True", "drain False", "end True", "end False", "bury 10.0 True False", "bury 10.0 False False"),
-    *("bury 5.0 True False", "bury 5.0 False True", "bury -1.0 True True", "bury -1.0 False True"),
+    *("drain True", "drain False", "end True", "end False"),
+    *("bury 10.0 True True False", "bury 10.0 False True False", "bury 10.0 True False False"),
+    *("bury 10.0 False False True", "bury 5.0 True True False", "bury 5.0 False True True"),
+    *("bury 5.0 True False True", "bury -1.0 True True True"),
 }
 """What a run must have decided at least once."""
 

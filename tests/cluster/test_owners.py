@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -23,7 +24,7 @@ from tests.engine.test_journal import ended, opened
 from tests.preloaded.commands import Command
 
 psycopg = pytest.importorskip("psycopg")
-from holdfast.engine.durable.postgres import lives, owners  # noqa: E402
+from holdfast.engine.durable.postgres import lives, owners, store  # noqa: E402
 from holdfast.engine.durable.postgres.link import connect  # noqa: E402
 from holdfast.engine.durable.postgres.store import LIFE_OVER, PostgresJournal  # noqa: E402
 
@@ -217,6 +218,8 @@ def test_a_killed_member_is_dead_once_its_connection_is_gone(place: str, join: A
     killed, second = Member(place, "killed"), join("second")
     life = killed.ask("life")
     assert killed.ask("open", "s", "red") is True
+    with closing(connect(place)) as connection:
+        assert not lives.bury_life(connection, life, heard=False), "the database hears it"
     killed.process.kill()
     killed.process.wait()
     with closing(connect(place)) as connection:
@@ -225,7 +228,29 @@ def test_a_killed_member_is_dead_once_its_connection_is_gone(place: str, join: A
         while not lives.bury_life(connection, life):
             continue  # PostgreSQL has not noticed yet that the socket is closed.
         assert not lives.bury_life(connection, second.life), "it is connected"
-        assert lives.bury_life(connection, second.life, connected=False), "its peer says that it is not"
+        assert lives.bury_life(connection, second.life, heard=False), "its peer says that it is not"
+
+
+def test_a_life_is_confirmed_by_commits_and_renewals_and_not_once_it_is_over(
+    place: str, join: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine tells a new API process of its sessions only after this."""
+    monkeypatch.setattr(store, "RENEW_SECONDS", 0.0)
+    member = join("first")
+    assert member.confirmed == 0.0, "its begin says nothing about later"
+    asked = time.monotonic()
+    keep(member, opened("s"))
+    assert member.confirmed >= asked
+    asked = time.monotonic()
+    member.keep_alive()
+    assert member.confirmed >= asked
+    run_sql(place, "UPDATE lives SET state = 'dead'")
+    asked = time.monotonic()
+    assert keep(member, ended("s", 1)) == {"s"}
+    member.keep_alive()
+    assert member.confirmed < asked, "it began another life, which is not confirmed yet"
+    member.keep_alive()
+    assert member.confirmed >= asked
 
 
 # --- hand-overs and drains ---

@@ -41,8 +41,10 @@ def test_a_drain_spreads_sessions_over_the_others() -> None:
 
 def test_a_life_lapses_by_its_lease_or_by_silence_without_a_connection() -> None:
     lease = 100.0 + LEASE_SECONDS
-    assert [is_lapsed(lease, True, now) for now in (100.0, 109.9, 110.1)] == [False, False, True]
-    assert [is_lapsed(lease, False, now) for now in (100.0, 100.9, 101.1)] == [False, False, True]
+    assert [is_lapsed(lease, True, True, now) for now in (100.0, 109.9, 110.1)] == [False, False, True]
+    for gone in ((False, True), (True, False)):
+        assert [is_lapsed(lease, *gone, now) for now in (100.0, 100.9, 101.1)] == [False, False, True]
+    assert is_lapsed(lease, False, False, 100.0), "two witnesses need no time"
 
 
 @dataclass
@@ -79,8 +81,8 @@ def test_a_death_frees_all_sessions_and_is_final() -> None:
     rules = Ownership()
     life = rules.begin("a", 0.0)
     assert life is not None
-    assert not rules.bury(life, True, LEASE_SECONDS)
-    assert rules.bury(life, True, LEASE_SECONDS + 1)
+    assert not rules.bury(life, True, True, LEASE_SECONDS)
+    assert rules.bury(life, True, True, LEASE_SECONDS + 1)
     changes = (rules.renew(life, 99.0), rules.drain(life), rules.end(life))
     assert changes == (False, False, False) and rules.lives[life].state is LifeState.DEAD
     assert rules.begin("a", 99.0) == life + 1

@@ -209,7 +209,7 @@ def kill_and_restart(shared: Shared, number: int) -> None:
 
 
 def test_engines_are_killed_under_load(three: Shared) -> None:
-    rounds(three, 2, lambda number: kill_and_restart(three, number))
+    rounds(three, 5, lambda number: kill_and_restart(three, number))
 
 
 @pytest.mark.soak

@@ -97,23 +97,27 @@ class Command(subprocess.Popen[Any]):
         module: str = MODULE,
         env: dict[str, str] | None = None,
         descriptors: int | None = None,
+        network: str | None = None,
         **options: Any,
     ) -> None:
-        """`module` is the one that is run, by default the command; it may open so many `descriptors`."""
+        """`module` is the one that is run, by default the command; it may open so many `descriptors`.
+
+        `network` is the file of a network namespace.
+        """
         self._words = (module, *arguments)
-        self._descriptors = descriptors
+        self._limits = {"descriptors": descriptors, "network": network}
         self._settings = {**os.environ, "OMP_NUM_THREADS": "1"} if env is None else env
         super().__init__([PYTHON, "-m", module, *arguments], env=self._settings, **options)
 
     def _execute_child(self, *arguments: Any) -> None:
         given = SIGNATURE.bind(self, *arguments).arguments
         if given["preexec_fn"] is not None or given["pass_fds"] or not NURSERY.fits(self._settings):
-            assert self._descriptors is None, "only a fork can be limited"
+            assert not any(self._limits.values()), "only a fork can be limited"
             super()._execute_child(*arguments)  # type: ignore[misc]
             return
         ends = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         streams = [place if end == -1 else end for place, end in enumerate(ends)]
-        request = _request(self._words, self._settings, given["cwd"]) | {"descriptors": self._descriptors}
+        request = _request(self._words, self._settings, given["cwd"]) | self._limits
         self.pid = NURSERY.fork(request, streams)
         self._child_created = True
         mine = (given["p2cwrite"], given["c2pread"], given["errread"])
@@ -133,6 +137,7 @@ def _request(
         "directory": str(directory or Path.cwd()),
         "terminal": terminal,
         "descriptors": None,
+        "network": None,
     }
 
 
@@ -151,13 +156,21 @@ def start_in_terminal(*arguments: str, env: dict[str, str]) -> tuple[int, int]:
 
 
 def start(
-    *arguments: str, descriptors: int | None = None, execute: bool = False, **options: Any
+    *arguments: str,
+    descriptors: int | None = None,
+    network: str | None = None,
+    execute: bool = False,
+    **options: Any,
 ) -> subprocess.Popen[Any]:
-    """Start a `holdfast` command, to `execute` it in a new interpreter; it may open so many `descriptors`."""
+    """Start a `holdfast` command, to `execute` it in a new interpreter; it may open so many `descriptors`.
+
+    `network` is the file of a network namespace.
+    """
     if execute or os.environ.get("HOLDFAST_TESTS_EXECUTE") == "1":
         limited = ("bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash") if descriptors else ()
-        return subprocess.Popen([*limited, PYTHON, "-m", MODULE, *arguments], **options)
-    return Command(*arguments, descriptors=descriptors, **options)
+        inside = ("nsenter", f"--net={network}") if network else ()
+        return subprocess.Popen([*inside, *limited, PYTHON, "-m", MODULE, *arguments], **options)
+    return Command(*arguments, descriptors=descriptors, network=network, **options)
 
 
 def run(

@@ -44,6 +44,7 @@ PRELOADED = (
 MAIN = ("holdfast.cli.__main__", "holdfast.server.link.worker")
 """Run by their name in the new process, as `python -m` does."""
 REQUEST_BYTES = 1 << 18
+CLONE_NEWNET = 0x40000000
 
 
 def fork_on_request(channel: socket.socket) -> dict[str, Any]:
@@ -77,11 +78,13 @@ def fork_on_request(channel: socket.socket) -> dict[str, Any]:
 
 
 def become(request: dict[str, Any]) -> None:
-    """Take on the environment, limit, directory, terminal, streams and command line of a request."""
+    """Take on environment, limit, network, directory, terminal, streams and command line of a request."""
     os.environ.clear()
     os.environ.update(request["environment"])
     if request["descriptors"] is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (request["descriptors"], request["descriptors"]))
+    if request["network"] is not None:
+        enter_network(request["network"])
     os.chdir(request["directory"])
     sys.path[0] = request["directory"]
     if request["terminal"]:
@@ -93,6 +96,13 @@ def become(request: dict[str, Any]) -> None:
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     show_command([sys.executable, "-m", request["module"], *request["arguments"]])
     sys.argv = [request["module"], *request["arguments"]]
+
+
+def enter_network(path: str) -> None:
+    """Be in the network namespace of a file from now on; threads that are started later are too."""
+    with Path(path).open("rb") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter {path}")
 
 
 def _writer(descriptor: int, errors: str, lines: bool) -> io.TextIOWrapper:

@@ -27,7 +27,15 @@ ENDLESS = ("--context-length", "100000", "--kv-tokens", "200000")
 class EngineProcess:
     """`holdfast engine` in a process of its own."""
 
-    def __init__(self, keys: Path, *arguments: str, model: str = "echo", listen: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self,
+        keys: Path,
+        *arguments: str,
+        model: str = "echo",
+        listen: str = "127.0.0.1:0",
+        network: str | None = None,
+    ) -> None:
+        """`network` is the file of a network namespace, in which the engine runs."""
         self.lines: list[str] = []
         self.process = commands.start(
             *("engine", model, "--listen", listen, "--link-keys", str(keys), *arguments),
@@ -35,6 +43,7 @@ class EngineProcess:
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            network=network,
         )
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)

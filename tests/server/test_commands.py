@@ -1,7 +1,10 @@
 """Commands without processes: turns that follow one another closely, and verbs that wait."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -9,6 +12,7 @@ from holdfast.core.session import Place
 from holdfast.core.turn import KEEP_ALL
 from holdfast.server.link import wire
 from holdfast.server.link.commands import EngineCommands
+from holdfast.server.link.engine_process import EngineHost
 from holdfast.server.link.reports import SURVEYS
 from holdfast.server.link.results import Outbox
 from tests.engine.tiny import tiny_engine, write_model
@@ -424,3 +428,26 @@ def test_what_waits_never_acts_on_another_session_that_has_the_name_since(away: 
         assert isinstance(of_call(heard, call)[0], wire.Done)
     assert ends(heard) == [(9, "finished")]
     assert "ann/other" not in away.loop.scheduler.registry.sessions
+
+
+def test_sessions_of_a_shared_journal_are_told_once_the_journal_has_confirmed_them() -> None:
+    """An engine that was cut off may have been declared dead: what it has may be another one's by now."""
+    commands = echo_commands()
+    commands.receive(wire.OpenSession(1, SESSION, "ann"))
+    reports(commands)
+    host = EngineHost(commands, "echo", "e0", {})
+    alone = [
+        each.name for part in host.introduction() if isinstance(part, wire.Ready) for each in shown(part)
+    ]
+    assert alone == [SESSION] and list(host.untold()) == []
+    journal: Any = SimpleNamespace(confirmed=0.0)
+    host._owning, host.journal = journal, "shared"
+    untold = host.untold()
+    assert [next(untold), next(untold)] == [None, None]
+    journal.confirmed = time.monotonic()
+    told = [stored.view.name for part in untold if part is not None for stored in part.stored]
+    assert told == [SESSION]
+
+
+def shown(ready: wire.Ready) -> list[wire.SessionView]:
+    return [stored.view for stored in ready.sessions]

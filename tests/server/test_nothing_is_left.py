@@ -110,33 +110,33 @@ def require_no_growth(first: Counter[str], second: Counter[str]) -> None:
 async def clients(world: Joined) -> None:
     """What clients do by the service: sessions, chats that are sent whole, requests; all of it ends."""
     service, said = world.service, [{"role": "user", "content": "hello"}]
-    record = await service.open_session(ANN, None, SessionGiven(metadata={"a": "b"}))
+    record = await service.sessions.open(ANN, None, SessionGiven(metadata={"a": "b"}))
     for _ in range(2):
         await world.say(record, said, max_tokens=4)
-    await service.update(record, {"c": "d"})
-    await service.change(record, {"ttl": 60.0})
-    await service.compact(record, (1, 1), Input(messages=said), "compact")
-    forked = await service.fork(record, None, 1, "fork")
-    await service.rewind(forked, 0, "rewind")
+    await service.sessions.update(record, {"c": "d"})
+    await service.sessions.change(record, {"ttl": 60.0})
+    await service.sessions.compact(record, (1, 1), Input(messages=said), "compact")
+    forked = await service.sessions.fork(record, None, 1, "fork")
+    await service.sessions.rewind(forked, 0, "rewind")
     service.listening.hear(record, Input(text="spoken words "))
     await world.rest()
     feed = await service.start_turn(record, world.asked(said, max_tokens=100, ignore_eos=True))
-    await service.interrupt(record, None, 2, "interrupt")
+    await service.sessions.interrupt(record, None, 2, "interrupt")
     await world.end_of(feed)
     left = await service.start_turn(record, world.asked(said, max_tokens=100, ignore_eos=True))
     service.leave(left, False)
     await world.end_of(left)
-    await service.move(record, None)
-    await service.describe(record)
+    await service.sessions.move(record, None)
+    await service.sessions.describe(record)
     end = await world.chat(said, max_tokens=4)
     longer = [*said, {"role": "assistant", "content": end.text}, *said]
     await world.chat(longer, max_tokens=4)
-    brief = await service.open_session(ANN, None, SessionGiven(ttl=0.001))
+    brief = await service.sessions.open(ANN, None, SessionGiven(ttl=0.001))
     for wrong in (SessionGiven(ttl=-1.0), SessionGiven(system="x" * 10_000_000)):
         with pytest.raises(Problem):
-            await service.open_session(ANN, None, wrong)
-    await service.close_record(record)
-    await service.close_record(forked)
+            await service.sessions.open(ANN, None, wrong)
+    await service.sessions.close_record(record)
+    await service.sessions.close_record(forked)
     await service.flush()
     await world.rest()
     registry = world.loop.scheduler.registry

@@ -27,7 +27,10 @@ LEASE_SECONDS = 10.0
 """How long a life is alive after its last sign of life, if its connection stays open."""
 
 GONE_SECONDS = 1.0
-"""How long a life whose connection is gone may go without a renewal."""
+"""How long a life may go without a renewal of which the store, or a peer, has lost the connection.
+
+If both have, it is over at once: a process that was killed takes all of its connections along.
+"""
 
 RENEW_SECONDS = 0.5
 """How often a life without commits is renewed."""
@@ -56,6 +59,12 @@ class Life:
     batch: int = 0
 
 
-def is_lapsed(lease: float, connected: bool, now: float) -> bool:
-    """Whether a life may be declared dead: its lease is over, or it is silent and its connection gone."""
-    return lease < now or (not connected and lease < now + LEASE_SECONDS - GONE_SECONDS)
+def is_lapsed(lease: float, connected: bool, heard: bool, now: float) -> bool:
+    """Whether a life may be declared dead: its lease is over, or it is silent, or gone for two witnesses.
+
+    `connected`: to the store; `heard`: by the peer that asks.
+    """
+    if not connected and not heard:
+        return True
+    silent = lease < now + LEASE_SECONDS - GONE_SECONDS
+    return lease < now or (silent and not (connected and heard))

@@ -111,10 +111,10 @@ class Ownership:
         life.lease = now + LEASE_SECONDS
         return True
 
-    def bury(self, number: int, connected: bool, now: float) -> bool:
-        """Declare a life dead, if its lease allows that; whether it is over now."""
+    def bury(self, number: int, connected: bool, heard: bool, now: float) -> bool:
+        """Declare a life dead, if its lease and its connections allow that; whether it is over now."""
         life = self.lives.get(number)
-        if life is not None and life.state in ALIVE and is_lapsed(life.lease, connected, now):
+        if life is not None and life.state in ALIVE and is_lapsed(life.lease, connected, heard, now):
             life.state = LifeState.DEAD
         return life is None or life.state not in ALIVE
 

@@ -178,6 +178,11 @@ class OwningStore(Store, Protocol):
         """What tells this journal from others: the same for all servers that write it."""
         ...
 
+    @property
+    def confirmed(self) -> float:
+        """When a statement was sent that has shown this life to be alive, by this process's clock."""
+        ...
+
     def take_over(self, names: Sequence[str], unheard: Collection[str]) -> Taken:
         """Claim sessions, and declare their owners dead first where the leases allow that.
 

@@ -92,8 +92,8 @@ class EngineHost:
         self.life = secrets.token_hex(8)
         self._options = options
         journal = loop.session_log.journal
-        owning = None if journal is None else journal.owning
-        self.journal = "" if owning is None else owning.identity
+        self._owning = None if journal is None else journal.owning
+        self.journal = "" if self._owning is None else self._owning.identity
         """The journal that this engine shares with others; empty if it has one of its own."""
 
     @property
@@ -123,9 +123,15 @@ class EngineHost:
         """The engine's counters and gauges."""
         return self._commands.pulse()
 
-    def untold(self) -> Iterator[wire.Elsewhere]:
-        """The sessions that a new member is not told of in its introduction, in portions."""
-        loop = self._commands.loop
+    def untold(self) -> Iterator[wire.Elsewhere | None]:
+        """The sessions that a new member is not told of in its introduction, in portions; None for none yet.
+
+        Sessions in a shared journal are told once the journal has confirmed that they are this engine's: one
+        that was cut off, or stopped, may have been declared dead meanwhile, and does not know.
+        """
+        loop, asked = self._commands.loop, time.monotonic()
+        while self._owning is not None and self._owning.confirmed < asked:
+            yield None
         names = list(loop.session_log.sessions) if self.journal else []
         for first in range(0, len(names), TOLD_AT_ONCE):
             some = (stored_session(loop, name) for name in names[first : first + TOLD_AT_ONCE])

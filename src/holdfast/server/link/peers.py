@@ -74,8 +74,8 @@ class Host(Protocol):
     def pulse(self) -> wire.Pulse:
         """The engine's counters and gauges."""
 
-    def untold(self) -> Iterator[wire.Elsewhere]:
-        """The sessions that a new member is not told of in its introduction, in portions."""
+    def untold(self) -> Iterator[wire.Elsewhere | None]:
+        """The sessions that a new member is not told of in its introduction, in portions; None: wait."""
 
     def stored(self, name: str) -> wire.StoredSession | None:
         """An open session with all that API processes keep of it."""
@@ -116,7 +116,7 @@ class Peer:
         """Whether it is another engine."""
         self.staged: set[int] = set()
         """Files that it has announced."""
-        self.untold: Iterator[wire.Elsewhere] | None = None
+        self.untold: Iterator[wire.Elsewhere | None] | None = None
         """Sessions that it is still to be told of."""
 
     @property
@@ -224,10 +224,12 @@ class Peers:
     def _tell_more(self, peer: Peer) -> None:
         """Tell a member of some more sessions."""
         assert peer.untold is not None
-        portion = next(peer.untold, None)
-        if portion is None:
+        try:
+            portion = next(peer.untold)
+        except StopIteration:
             peer.untold = None
-        else:
+            return
+        if portion is not None:
             peer.secure.send(wire.encode(portion))
             self._ask_room(peer)
 

@@ -110,7 +110,7 @@ class Replica:
         life = None
         if not self.cut_from_store and not self.store.down:
             for number in self.earlier():
-                self.store.bury(number, connected=False)
+                self.store.bury(number, connected=False, heard=True)
             life = self.store.begin(self.name)
         if life is None:
             self.events.after(0.5, self.start)

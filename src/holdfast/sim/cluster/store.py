@@ -79,10 +79,10 @@ class Store:
             self._require_not_over(life, "was renewed")
         return renewed
 
-    def bury(self, life: int, connected: bool) -> bool:
-        """Declare a life dead, if its lease allows that."""
+    def bury(self, life: int, connected: bool, heard: bool) -> bool:
+        """Declare a life dead, if its lease and its connections allow that."""
         known = self.rules.lives[life].state in ALIVE
-        over = self.rules.bury(life, connected, self.now)
+        over = self.rules.bury(life, connected, heard, self.now)
         if over:
             self.counts["deaths"] += known
             self._over.add(life)

@@ -222,8 +222,10 @@ class World:
         replica = self.by_life.get(at.life)
         alive = replica is not None and replica.life == at.life
         if not at.over and self.clients[op.client].attempts > 1:
-            connected = alive and replica is not None and not replica.cut_from_front
-            if self.store.bury(at.life, connected):
+            there = replica if alive else None
+            connected = there is not None and not there.cut_from_store
+            heard = there is not None and not there.cut_from_front
+            if self.store.bury(at.life, connected, heard):
                 at = at._replace(over=True)
         if at.over:
             self._place(op, exists=True)

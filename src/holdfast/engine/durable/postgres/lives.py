@@ -2,8 +2,9 @@
 
 A life is alive while its row says so; leases serve liveness alone. A server begins a life under its name; a
 second one with the same name waits, and takes over when the first has ended, when its lease is over, or when
-its connection is gone and it was not renewed for a second. A wrong verdict costs recomputation and never
-history: the fence of every commit (`commit`) is the owner and the epoch of the session. Used by the store.
+its connection is gone and it was not renewed for a second. A life whose connection is gone and of which
+another process says the same is over at once. A wrong verdict costs recomputation and never history: the
+fence of every commit (`commit`) is the owner and the epoch of the session. Used by the store.
 """
 
 from __future__ import annotations
@@ -50,10 +51,12 @@ BURY = f"UPDATE holdfast.lives l SET state = 'dead' WHERE name = %(name)s AND {L
     connected=CONNECTED
 )
 
-# Another server may know sooner than PostgreSQL that the life is gone: its own socket to it has ended.
-BURY_LIFE = f"UPDATE holdfast.lives l SET state = 'dead' WHERE life = %(life)s AND {LAPSED}".format(
-    connected=f"(%(connected)s AND {CONNECTED})"
-)
+# Another process may know as well as PostgreSQL that the life is gone: its own socket to it has ended.
+BURY_LIFE = f"""
+WITH known AS MATERIALIZED (SELECT life, {CONNECTED} AS connected FROM holdfast.lives l WHERE life = %(life)s)
+UPDATE holdfast.lives l SET state = 'dead' FROM known k WHERE l.life = k.life
+AND (NOT (k.connected OR %(heard)s) OR {LAPSED})
+AND state IN ('live', 'draining')""".format(connected="(k.connected AND %(heard)s)")
 
 BEGIN = f"""
 INSERT INTO holdfast.lives (name, state, host, process, address, lease)
@@ -120,13 +123,13 @@ def forget_lives(connection: Connection) -> None:
     connection.execute(FORGET)
 
 
-def bury_life(connection: Connection, life: int, connected: bool = True) -> bool:
-    """Declare a life dead if its lease allows that; whether it is over.
+def bury_life(connection: Connection, life: int, heard: bool = True) -> bool:
+    """Declare a life dead if its lease and its connections allow that; whether it is over.
 
-    The times are the database's own. `connected` is False where the caller's connection to the server has
-    ended: then it is enough that the life was not renewed for a second.
+    The times are the database's own. `heard` is False where a process has lost its connection to the server:
+    then it is enough that the life was not renewed for a second, or that the database has lost it too.
     """
-    connection.execute(BURY_LIFE, {"life": life, "connected": connected})
+    connection.execute(BURY_LIFE, {"life": life, "heard": heard})
     found = connection.execute("SELECT state FROM holdfast.lives WHERE life = %s", (life,)).fetchone()
     return found is None or found[0] not in (LifeState.LIVE, LifeState.DRAINING)
 

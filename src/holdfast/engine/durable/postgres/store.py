@@ -116,6 +116,8 @@ class PostgresJournal:
         self._damaged = False
         self._compaction = Compaction()
         self._renewed = time.monotonic()
+        self.confirmed = 0.0
+        """When a statement was sent that has shown this life to be alive, by this process's clock."""
         try:
             self._begin(vocabulary)
             life = self._begin_life(self._link.open(), lock_timeout)
@@ -320,7 +322,7 @@ class PostgresJournal:
         if not batch.sessions or self._owner.over:
             self._owner.refuse(batch.sessions)
             return
-        connection = self._connection()
+        asked, connection = time.monotonic(), self._connection()
         self._probe(WritePoint.BEFORE_APPEND)
         self._link.warned = False
         accepted = self._execute(connection, batch)
@@ -331,6 +333,8 @@ class PostgresJournal:
         self._link.worked()
         self._compaction.add(batch.loose)
         self._renewed = time.monotonic()
+        if not self._owner.over:
+            self.confirmed = asked
         self._owner.settle(batch.number, batch.sessions, accepted)
 
     def _execute(self, connection: Connection, batch: Batch) -> set[str] | None:
@@ -409,8 +413,8 @@ class PostgresJournal:
     def take_over(self, names: Sequence[str], unheard: Collection[str]) -> Taken:
         """Claim sessions, and declare their owners dead first where the leases allow that.
 
-        `unheard` are names of servers whose connection to an API process has ended: they are dead if they
-        have not renewed their lease for a second.
+        `unheard` are names of servers whose connection to an API process has ended: they are dead if the
+        database has lost them too, or if they have not renewed their lease for a second.
         """
         connection = self._at_rest(names)
         with self._reachable():
@@ -419,7 +423,7 @@ class PostgresJournal:
                 for at in owners.locate(connection, names).values()
                 if at.state in ALIVE and at.life != self.life
             }:
-                bury_life(connection, life, connected=name not in unheard)
+                bury_life(connection, life, heard=name not in unheard)
         claims = self.claim(names)
         return Taken(claims.sessions, self.locate(list(claims.elsewhere)) if claims.elsewhere else {})
 
@@ -494,14 +498,17 @@ class PostgresJournal:
             return None
         if left > 0:
             return left
+        asked = time.monotonic()
         try:
             if self._owner.over:
                 self._begin_again()
             elif not renew_life(self._connection(), self.life):
                 self._end()
-            elif not self.pending:
-                self._link.worked()
-                self.fault = None
+            else:
+                self.confirmed = asked
+                if not self.pending:
+                    self._link.worked()
+                    self.fault = None
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             self._link.drop(error)
             self._failed(None)

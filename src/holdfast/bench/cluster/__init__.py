@@ -1,0 +1,1 @@
+"""Benchmarks of several engines and API processes on one machine."""
