@@ -187,6 +187,23 @@ def test_nobody_else_makes_room(why: str) -> None:
     assert driver.registry.counters.dropped == 0
 
 
+@pytest.mark.parametrize("why", ["the session", "a turn"])
+def test_nobody_makes_room_in_vain(why: str) -> None:
+    """For a session that leaves nothing to others, or has no room beside a turn that runs."""
+    driver = Driver("dense", 4, pages=18, host=100)
+    away(driver, "a", 72 if why == "the session" else 40)
+    driver.open("b")
+    driver.turn("b", 8, 4, seed=9, expect_return=500.0)
+    if why == "a turn":
+        driver.open("c")
+        driver.submit("c", prompt(24, 3), 9)
+        driver.step()
+    expect(driver, "a")
+    for _ in range(4):
+        driver.step()
+    assert driver.session("a").place is Place.AWAY and driver.session("b").place is Place.HOME
+
+
 def test_prefixes_that_nobody_leases_make_room() -> None:
     driver = Driver("dense", 4, pages=14, host=100)
     away(driver, "a", 32)

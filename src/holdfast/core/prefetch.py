@@ -86,6 +86,8 @@ class Prefetch:
         for component, hold in parcel.away.items():
             pool = registry.ledger.pool(component)
             need = len(hold) + self._reserve(component) + max(1, pool.size // SPARE_SHARE)
+            if need > pool.size - self._taken(component):
+                return False  # What others gave up would be given up in vain.
             quota = OverQuota(pool, len(hold), session.holder.account)
             for shortfall in (quota, OutOfUnits(pool, need, len(pool.free))):
                 if not self.pressure.make_room_ahead(shortfall, session):
@@ -95,6 +97,13 @@ class Prefetch:
         except OutOfUnits:
             return False
         return True
+
+    def _taken(self, component: Component) -> int:
+        """Units that running turns have at least: their own, and the longest prefix that one leases."""
+        registry = self.registry
+        leased = [session.sequence.leased_pages for session in registry.queues.running]
+        held = registry.ledger.pool(component).by_kind[Kind.TURN]
+        return held + max(leased, default=0) * (component is Component.FULL)
 
     def _reserve(self, component: Component) -> int:
         """Units that running turns may need while the memory comes back."""

@@ -34,7 +34,9 @@ def units_from(session: Session, page: int) -> Units:
 
 def _where(session: Session) -> tuple[int, Tier, Units]:
     """How much a session at rest has computed, on which tier that is, and in which units."""
-    sequence = session.sequence
+    sequence, layout = session.sequence, session.sequence.ledger.layout
+    trimmed = not layout.paged or sequence.pages == layout.pages_for(sequence.computed)
+    assert trimmed, "the pages of a part end with its last token"
     tier = session.parcel.tier if sequence.away and session.parcel is not None else Tier.DEVICE
     return sequence.computed, tier, whole_units(sequence, session.parcel)
 

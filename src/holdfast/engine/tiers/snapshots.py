@@ -84,8 +84,7 @@ class SnapshotStore:
         snapshot, sequence = self.snapshots.get(session.id), session.sequence
         if snapshot is None or not snapshot.length < sequence.computed:
             return None
-        trimmed = sequence.pages == sequence.ledger.layout.pages_for(sequence.computed)
-        follows = trimmed and snapshot.tokens == sequence.tokens.digest(snapshot.length)
+        follows = snapshot.tokens == sequence.tokens.digest(snapshot.length)
         return snapshot if follows and len(snapshot.parts) < PARTS_MAX else None
 
     def new_name(self, session_id: str) -> str:
