@@ -586,6 +586,7 @@ class Service:
         deadline = time.monotonic() + seconds
         while self.link.turns and self.supervisor.up and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
+        self.table.leave()
 
 
 def _require_settings(settings: dict[str, Any]) -> None:
