@@ -229,6 +229,21 @@ def test_an_api_process_that_died_keeps_nobody_waiting_for_its_messages(four: tu
         assert talk.turn("two")["seq"] > before
 
 
+def test_an_api_process_that_ends_leaves_what_its_clients_missed(four: tuple[Server, Server]) -> None:
+    here, there = four
+    with Talk(here) as talk:
+        talk.open("voice")
+        talk.turn("one", turn_id="t1")
+    assert here.stop() == 0
+    with Talk(there) as talk:
+        back = talk.open("voice", resume_after_seq=1)
+        assert (back["resumed"], back["turns"]) == (True, 1)
+        done = talk.hear("response.done")
+        assert (done["turn_id"], done["text"]) == ("t1", "one")
+        assert talk.turn("two")["seq"] > done["seq"]
+    there.check_clean()
+
+
 def test_who_comes_to_a_stopped_api_processs_neighbour_waits_a_moment_and_goes_on(
     four: tuple[Server, Server],
 ) -> None:

@@ -19,7 +19,7 @@ from holdfast.core.turn import KEEP_ALL
 from holdfast.server.dialects.wire_fields import SamplingFields
 from holdfast.server.link import wire
 from holdfast.server.link.frames import Frames, framed
-from holdfast.server.link.missed_messages import TICKS_MAX, MissedMessages
+from holdfast.server.link.missed_messages import KEPT_BYTES_MAX, KEPT_TICKS, TICKS_MAX, MissedMessages
 from holdfast.server.link.peers import STRANGERS_MAX, Peers
 from holdfast.server.link.refusal_log import LINES_MAX, WHILE_SECONDS, RefusalLog
 from holdfast.server.link.tls import MAKE, KeysNotMade, client_context, server_context, write_keys
@@ -426,10 +426,34 @@ def test_a_question_for_missed_messages_with_anothers_number_is_refused(peers: P
 
 def test_nobody_waits_for_long_for_missed_messages() -> None:
     missed, call = MissedMessages(), 5 << wire.CALL_BITS
-    assert missed.ask(call, [6, 7]) == []
+    asked = wire.FetchMissed(call, "ann/s")
+    assert missed.ask(asked, [6, 7]) == []
     assert missed.hear(6, wire.Missed(call)) == []
     assert missed.hear(6, wire.Missed(call)) == [], "an answer counts once"
     assert [missed.tick() for _ in range(TICKS_MAX + 1)] == [[]] * TICKS_MAX + [[wire.Done(call)]]
     assert missed.hear(7, wire.Missed(call, 3, [])) == [], "too late"
-    assert missed.ask(call, [6]) == []
+    assert missed.ask(asked, [6]) == []
     assert missed.gone(5) == [] == missed.gone(6), "the one that asked is gone"
+
+
+def test_what_a_process_left_when_it_ended_is_given_once_and_not_for_ever() -> None:
+    missed, call = MissedMessages(), 5 << wire.CALL_BITS
+    asked = wire.FetchMissed(call, "ann/s")
+    nothing, left = [wire.Done(call)], wire.KeepMissed("ann/s", 3, [(3, "three")])
+    missed.keep(left)
+    assert missed.ask(wire.FetchMissed(call, "ann/t"), []) == nothing, "another session"
+    assert missed.ask(asked, [6]) == [], "another process may have newer ones"
+    assert missed.hear(6, wire.Missed(call)) == [wire.Done(call, answer=(3, [(3, "three")]))]
+    assert missed.ask(asked, []) == nothing
+    missed.keep(left)
+    assert missed.ask(asked, [6]) == []
+    assert missed.hear(6, wire.Missed(call, 9, [])) == [wire.Done(call, answer=(9, []))]
+    assert missed.ask(asked, []) == nothing, "older ones are of no use"
+    missed.keep(left)
+    for _ in range(KEPT_TICKS + 1):
+        missed.tick()
+    assert missed.ask(asked, []) == nothing
+    for name in ("ann/a", "ann/b", "ann/c"):
+        missed.keep(wire.KeepMissed(name, 1, [(1, "x" * (KEPT_BYTES_MAX // 2))]))
+    answers = [missed.ask(wire.FetchMissed(call, f"ann/{name}"), [])[0].answer for name in "abc"]
+    assert [answer is not None for answer in answers] == [False, True, True], "the oldest went"

@@ -265,3 +265,4 @@ class Service:
         deadline = time.monotonic() + seconds
         while self.link.turns and self.supervisor.up and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
+        self.table.leave()

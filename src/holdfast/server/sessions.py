@@ -128,6 +128,7 @@ class SessionTable:
         self._gone: dict[str, str] = {}
         self._removed: list[Callable[[str, str], None]] = []
         self._taken_up: list[Callable[[str, GiveUp], None]] = []
+        self._leave: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
         return len(self._records)
@@ -302,9 +303,18 @@ class SessionTable:
         for listener in self._taken_up:
             listener(key, give)
 
-    def give_up(self, taken_up: Callable[[str, GiveUp], None]) -> None:
-        """Have `taken_up` called with the key of each session whose client is at another API process now."""
+    def leave(self) -> None:
+        """This process ends: what it has kept for clients is left to others."""
+        for listener in self._leave:
+            listener()
+
+    def give_up(self, taken_up: Callable[[str, GiveUp], None], leave: Callable[[], None]) -> None:
+        """Have `taken_up` called with the key of each session whose client is at another API process now.
+
+        `leave` is called when this process ends.
+        """
         self._taken_up.append(taken_up)
+        self._leave.append(leave)
 
     def lose_all(self, kept: set[str]) -> None:
         """The engine was restarted: sessions that did not come back are lost."""

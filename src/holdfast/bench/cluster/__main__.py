@@ -20,7 +20,6 @@ import os
 from holdfast.bench.cluster.failover import measure_failover
 from holdfast.bench.cluster.moves import measure_moves
 from holdfast.bench.cluster.paths import measure_paths, measure_scale
-from holdfast.bench.machine import ForeignLoad
 
 __all__ = ["main"]
 
@@ -40,15 +39,14 @@ def main() -> None:
     parser.add_argument("--haproxy", help="the HAProxy program")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--replicas", type=int, default=3)
-    parser.add_argument("--sessions", type=int, default=24)
-    parser.add_argument("--deaths", type=int, default=12)
+    parser.add_argument("--sessions", type=int, default=48)
+    parser.add_argument("--deaths", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=1024, help="of the session that moves")
     parser.add_argument("--moves", type=int, default=8)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     if asked.part in SHARED and asked.journal is None:
         parser.error(f"--part {asked.part} needs --journal postgresql://…")
-    foreign = ForeignLoad()
     found: dict[str, dict[str, float]]
     match asked.part:
         case "paths":
@@ -66,7 +64,7 @@ def main() -> None:
         for name, value in figures.items():
             print(f"{way:<18} {name:<36} {value:10.3f}", flush=True)
     if not asked.json:
-        print(f"other processes used {foreign.cores():.2f} of {os.cpu_count()} cores")
+        print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 
 if __name__ == "__main__":

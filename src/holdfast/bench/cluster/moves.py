@@ -14,28 +14,30 @@ from pathlib import Path
 from statistics import median
 
 import httpx
-import torch
-import transformers
 
 from holdfast.bench.cluster.processes import Cluster
+from holdfast.bench.models import VOCABULARY, write_model
 from holdfast.bench.wire.client import DELTA
 from holdfast.bench.wire.load import tokens_of
 
 __all__ = ["measure_moves"]
 
-CONFIGURATION = transformers.LlamaConfig(
-    vocab_size=256,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=8,
-    num_attention_heads=32,
-    num_key_value_heads=32,
-    head_dim=128,
-    max_position_embeddings=16384,
-)
+CONFIGURATION: dict[str, object] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 16_384,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 0,
+    "torch_dtype": "float32",
+}
 """256 KiB of keys and values a token."""
-
-ENDLESS = 1 << 20
 
 
 class Speaker:
@@ -122,14 +124,13 @@ async def _place(client: httpx.AsyncClient) -> list[str]:
 def measure_moves(journal: str, tokens: int, moves: int) -> dict[str, float]:
     """Move a session of so many tokens to and fro."""
     with tempfile.TemporaryDirectory() as model, tempfile.TemporaryDirectory(dir="/dev/shm") as disks:
-        torch.manual_seed(3)
-        transformers.AutoModelForCausalLM.from_config(CONFIGURATION).save_pretrained(model)
+        written = write_model(Path(model), CONFIGURATION)
         with Cluster() as cluster:
-            options = ("--journal", journal, "--kv-tokens", str(2 * tokens + 4096), "--host-memory", "0")
+            options = ("--load-format", "dummy", "--journal", journal, "--kv-tokens", str(2 * tokens + 4096))
             engines = []
             for number in range(2):
                 disk = Path(disks) / f"e{number}"
                 disk.mkdir()
                 own = ("--engine-id", f"e{number}", "--disk", str(disk))
-                engines.append(cluster.engine(model, *own, *options))
+                engines.append(cluster.engine(str(written), *own, *options))
             return asyncio.run(_run(cluster.api(engines).url, tokens, moves))

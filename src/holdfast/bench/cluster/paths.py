@@ -23,6 +23,9 @@ WANTED = 256
 TURNS = 4
 STREAMS = 16
 FIRSTS = 60
+APIS = 2
+"""API processes beside several engines, as `serve --replicas` has them."""
+
 Address = tuple[str, int]
 
 
@@ -117,12 +120,12 @@ def measure_paths(rounds: int, haproxy: str | None) -> dict[str, dict[str, float
 
 
 def measure_scale(rounds: int, replicas: int) -> dict[str, dict[str, float]]:
-    """One engine and API process, and several of both with as many more clients."""
+    """One engine and API process; and several engines on two API processes, with as many more clients."""
     with Cluster() as cluster:
         ways = {}
         for count in (1, replicas):
             engines = [cluster.engine("echo") for _ in range(count)]
-            apis = [cluster.api(engines) for _ in range(count)]
+            apis = [cluster.api(engines) for _ in range(min(count, APIS))]
             pids = {"api": [api.pid for api in apis], "engine": [engine.pid for engine in engines]}
             ways[f"replicas: {count}"] = Way([api.address for api in apis], pids, STREAMS * count)
         return _rounds(ways, rounds)

@@ -48,15 +48,10 @@ def cpu_of(pids: Sequence[int]) -> float:
 
 
 class EngineProcess:
-    """`holdfast engine` that listens; it can be killed and started again at its address."""
+    """`holdfast engine` that listens on a free port."""
 
-    def __init__(self, *arguments: str, listen: str = "127.0.0.1:0") -> None:
-        self._arguments = arguments
-        self.address = listen
-        self._start()
-
-    def _start(self) -> None:
-        command = [*ENGINE, *self._arguments, "--listen", self.address]
+    def __init__(self, *arguments: str) -> None:
+        command = [*ENGINE, *arguments, "--listen", "127.0.0.1:0"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.pid = self._process.pid
         assert self._process.stdout is not None
@@ -72,10 +67,6 @@ class EngineProcess:
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
-
-    def restart(self) -> None:
-        """Start a killed one again."""
-        self._start()
 
     def stop(self) -> None:
         """Drain and end it; kill it if it does not end."""

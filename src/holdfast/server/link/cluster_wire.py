@@ -15,6 +15,7 @@ __all__ = [
     "FetchMissed",
     "GiveMissed",
     "HandOver",
+    "KeepMissed",
     "Missed",
     "Portion",
     "Stage",
@@ -102,4 +103,12 @@ class Missed(msgspec.Struct, tag="missed", frozen=True):
     messages: list[tuple[int, str]] = []
 
 
-ClusterCommand = Claim | HandOver | Drain | Stage | Portion | FetchMissed | Missed
+class KeepMissed(msgspec.Struct, tag="keep_missed", frozen=True):
+    """An API process ends: the number of a session's last realtime message, and those that it has kept."""
+
+    session: str
+    seq: int
+    messages: list[tuple[int, str]]
+
+
+ClusterCommand = Claim | HandOver | Drain | Stage | Portion | FetchMissed | Missed | KeepMissed

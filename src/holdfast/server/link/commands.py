@@ -104,7 +104,7 @@ class EngineCommands:
                 self._ask(command)
             case wire.Configure() | wire.Stop() | wire.Greeting() | wire.Beat():
                 raise AssertionError("the worker handles these itself")
-            case wire.FetchMissed() | wire.Missed():
+            case wire.FetchMissed() | wire.Missed() | wire.KeepMissed():
                 raise AssertionError("these pass between API processes")
 
     def _reply(self, call: int) -> CallReply:

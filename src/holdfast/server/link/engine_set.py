@@ -434,7 +434,7 @@ class EngineSet:
 
     def send(self, command: wire.Command) -> bool:
         """Send a command about a session; False if its engine does not serve."""
-        assert isinstance(command, (wire.Hear, wire.CloseSession)), "others are calls"
+        assert isinstance(command, (wire.Hear, wire.CloseSession, wire.KeepMissed)), "others are calls"
         owner = self._owner(command.session)
         return owner is not None and owner.client.send(command)
 

@@ -295,6 +295,8 @@ class Peers:
                 self._fetch_missed(peer, command)
             case wire.Missed():
                 self._answer(self._missed.hear(peer.calls, command))
+            case wire.KeepMissed():
+                self._missed.keep(command)
             case wire.EndTurn(turn=call) | wire.StartTurn(call=call) | wire.OpenSession(call=call):
                 self._take(peer, command, call, size)
             case _:
@@ -321,7 +323,7 @@ class Peers:
         for other in others:
             other.secure.send(frame)
             self._ask_room(other)
-        self._answer(self._missed.ask(command.call, [other.calls for other in others]))
+        self._answer(self._missed.ask(command, [other.calls for other in others]))
 
     def _answer(self, answers: list[wire.Done]) -> None:
         """Send answers that the engine itself has no part in."""

@@ -22,6 +22,7 @@ Drain = cluster_wire.Drain
 FetchMissed = cluster_wire.FetchMissed
 GiveMissed = cluster_wire.GiveMissed
 HandOver = cluster_wire.HandOver
+KeepMissed = cluster_wire.KeepMissed
 Missed = cluster_wire.Missed
 Portion = cluster_wire.Portion
 Stage = cluster_wire.Stage

@@ -143,6 +143,11 @@ class Channel:
             if seq > after:
                 outbox.put(text)
 
+    @property
+    def kept(self) -> list[tuple[int, str]]:
+        """The messages that are kept for replay, with their numbers."""
+        return list(self._kept)
+
     def take_over(self, seq: int, kept: list[tuple[int, str]]) -> None:
         """Go on from what another API process has sent, if nothing was sent here."""
         if not self.seq:
@@ -161,7 +166,7 @@ class Channel:
         while self.outbox is None and not self.quiet:
             tasks = self._urgent if self._worker is None else {*self._urgent, self._worker}
             await asyncio.wait(tasks)
-        return (self.seq, list(self._kept)) if self.outbox is None else (0, [])
+        return (self.seq, self.kept) if self.outbox is None else (0, [])
 
     def detach(self, outbox: Outbox) -> bool:
         """Detach a connection and abort the running turn; False if another one has taken over."""

@@ -34,7 +34,7 @@ class Channels:
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._giving: set[asyncio.Task[None]] = set()
         service.table.subscribe(self._removed)
-        service.table.give_up(self._taken_up)
+        service.table.give_up(self._taken_up, self._leave)
 
     def __len__(self) -> int:
         return len(self._channels)
@@ -74,6 +74,14 @@ class Channels:
         if channel.quiet and self._channels.get(channel.key) is channel:
             self._forget(channel.key)
         give(seq, kept)
+
+    def _leave(self) -> None:
+        """This process ends: engines keep for the others what their clients may have missed."""
+        if self.service.engines is None:
+            return
+        for key, channel in self._channels.items():
+            if channel.seq:
+                self.service.link.send(wire.KeepMissed(key, channel.seq, channel.kept))
 
     def of(self, record: SessionRecord) -> Channel:
         """The channel of a session, made if it has none yet."""
