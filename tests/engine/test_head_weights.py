@@ -412,3 +412,24 @@ def test_the_usual_layers_are_read(tmp_path: Path) -> None:
         draft = write_eagle3(tmp_path / "head", **fields)
         engine = head_engine(model, draft=str(draft), load_format="dummy")
         assert engine.loop.setup.model.taps == expected  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hidden_size": 16, "target_hidden_size": 32, "intermediate_size": 24},
+        {"draft_vocab_size": VOCABULARY, "attention_bias": True},
+    ],
+)
+def test_heads_of_other_shapes(tmp_path: Path, fields: dict[str, object]) -> None:
+    """A head that is narrower than the model, with an embedding of its own; one that has the model's head."""
+    model = write_model(tmp_path / "model", "mistral")
+    plain = tiny_engine(model)
+    draft = write_eagle3(tmp_path / "head", **fields)
+    engine = head_engine(model, draft=str(draft), load_format="dummy")
+    prompts = [PROMPT, [7, 8, 9]]
+    expected = [result.token_ids for result in plain.generate(prompts, greedy(16))]
+    assert [result.token_ids for result in engine.generate(prompts, greedy(16))] == expected
+    head = head_of(engine).passes.model
+    assert head.config.width == fields.get("hidden_size", 32)
+    assert engine.loop.scheduler.registry.counters.drafted_tokens > 50 and head_of(engine)._failures == 0

@@ -26,8 +26,9 @@ from tests.engine.heads import (
 from tests.engine.test_draft import steps, story
 from tests.engine.tiny import greedy, tiny_engine, write_model
 
-TARGETS = ["next", "dense", "llama", "mistral", "olmo3", "bamba"]
-"""Targets of every layout of memory: the first two have a head, the others get an EAGLE-3 head."""
+LONG = pytest.mark.soak
+TARGETS = ["next", "llama", "bamba", "mistral", "dense", "olmo3"]
+"""Targets of every layout of memory: Qwen's two have a head, the others get an EAGLE-3 head."""
 
 SAMPLED = Sampling(max_tokens=40, temperature=1.0, seed=6, min_p=0.02, logit_bias={40: 2.0}, ignore_eos=True)
 
@@ -58,7 +59,7 @@ def told(
     plant(engine, answer, agreement)
 
 
-@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("kind", [*TARGETS[:4], *(pytest.param(kind, marks=LONG) for kind in TARGETS[4:])])
 def test_tokens_are_the_same(tmp_path: Path, kind: str) -> None:
     """With drafts that are mostly refused, as random weights make them, and with drafts mostly accepted."""
     plain, engine = pair(tmp_path, kind, overlap=TARGETS.index(kind) % 2 == 1)
@@ -108,7 +109,7 @@ def test_a_head_that_agrees_saves_steps(tmp_path: Path, kind: str) -> None:
     assert accepted >= 0.8 * drafted > 40
 
 
-@pytest.mark.parametrize("agreement", [0.6, 0.8, 1.0])
+@pytest.mark.parametrize("agreement", [0.6, 0.8, pytest.param(1.0, marks=LONG)])
 def test_planted_agreement_saves_steps(tmp_path: Path, agreement: float) -> None:
     """Steps per token at eight drafts a step that are right with a probability."""
     plain, engine = pair(tmp_path, "dense")
@@ -154,7 +155,13 @@ def test_log_probabilities_constraints_and_stops(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "draft_tokens"), [("next", 4096), ("mistral", 4096), ("bamba", 128), ("dense", 128)]
+    ("kind", "draft_tokens"),
+    [
+        ("next", 4096),
+        ("bamba", 128),
+        pytest.param("mistral", 4096, marks=LONG),
+        pytest.param("dense", 128, marks=LONG),
+    ],
 )
 def test_a_story_with_cuts(tmp_path: Path, kind: str, draft_tokens: int) -> None:
     """With room for every session in the head's cache, and with too little."""
