@@ -30,7 +30,7 @@ LONG = pytest.mark.soak
 TARGETS = ["next", "llama", "bamba", "mistral", "dense", "olmo3"]
 """Targets of every layout of memory: Qwen's two have a head, the others get an EAGLE-3 head."""
 
-SAMPLED = Sampling(max_tokens=40, temperature=1.0, seed=6, min_p=0.02, logit_bias={40: 2.0}, ignore_eos=True)
+SAMPLED = Sampling(max_tokens=24, temperature=1.0, seed=6, min_p=0.02, logit_bias={40: 2.0}, ignore_eos=True)
 
 
 def pair(directory: Path, kind: str, **options: object) -> tuple[Engine, Engine]:
@@ -47,8 +47,8 @@ def pair(directory: Path, kind: str, **options: object) -> tuple[Engine, Engine]
 
 def told(
     plain: Engine, engine: Engine, prompts: list[list[int]], sampling: Sampling, agreement: float
-) -> None:
-    """Let the head of an engine say mostly what an engine without one says to these prompts."""
+) -> list[list[int]]:
+    """Let the head of an engine say mostly what an engine without one says to these prompts: that."""
     said = [result.token_ids for result in plain.generate(prompts, sampling)]
     by_prompt = dict(zip(map(tuple, prompts), said, strict=True))
     streams = engine.loop.dispatcher.live
@@ -57,6 +57,7 @@ def told(
         return by_prompt[tuple(streams.stream_of(turn).prompt_tokens)]
 
     plant(engine, answer, agreement)
+    return said
 
 
 @pytest.mark.parametrize("kind", [*TARGETS[:4], *(pytest.param(kind, marks=LONG) for kind in TARGETS[4:])])
@@ -64,16 +65,15 @@ def test_tokens_are_the_same(tmp_path: Path, kind: str) -> None:
     """With drafts that are mostly refused, as random weights make them, and with drafts mostly accepted."""
     plain, engine = pair(tmp_path, kind, overlap=TARGETS.index(kind) % 2 == 1)
     prompts = [PROMPT, [5, 6, 7, 8, 5, 6, 7], [30, 31] * 10]
-    for sampling in (greedy(40), SAMPLED):
+    for sampling in (greedy(24), SAMPLED):
         expected = [result.token_ids for result in plain.generate(prompts, sampling)]
         assert [result.token_ids for result in engine.generate(prompts, sampling)] == expected
     counters = engine.loop.scheduler.registry.counters
     refused = counters.drafted_tokens - counters.accepted_tokens
     assert refused > 100
-    told(plain, engine, prompts, SAMPLED, 0.7)
-    expected = [result.token_ids for result in plain.generate(prompts, SAMPLED)]
+    expected = told(plain, engine, prompts, SAMPLED, 0.7)
     assert [result.token_ids for result in engine.generate(prompts, SAMPLED)] == expected
-    assert counters.accepted_tokens > 60
+    assert counters.accepted_tokens > 30
     assert engine.audit() == []
     check_empty(engine)
     assert not cache_of(engine).pieces and not head_of(engine).states.fresh
@@ -113,12 +113,11 @@ def test_a_head_that_agrees_saves_steps(tmp_path: Path, kind: str) -> None:
 def test_planted_agreement_saves_steps(tmp_path: Path, agreement: float) -> None:
     """Steps per token at eight drafts a step that are right with a probability."""
     plain, engine = pair(tmp_path, "dense")
-    prompts, sampling = [PROMPT], greedy(200)
-    told(plain, engine, prompts, sampling, agreement)
+    prompts, sampling = [PROMPT], greedy(120)
+    expected = told(plain, engine, prompts, sampling, agreement)
     before = steps(engine)
-    (found,), (expected,) = engine.generate(prompts, sampling), plain.generate(prompts, sampling)
-    assert found.token_ids == expected.token_ids
-    expected_steps = 200 / sum(agreement**place for place in range(LENGTH_MAX + 1))
+    assert [result.token_ids for result in engine.generate(prompts, sampling)] == expected
+    expected_steps = 120 / sum(agreement**place for place in range(LENGTH_MAX + 1))
     assert 0.85 < (steps(engine) - before) / expected_steps < 1.2
 
 
@@ -199,7 +198,7 @@ def test_a_restart_begins_where_the_head_is_fed(tmp_path: Path) -> None:
 def test_memory_pressure_on_the_target_changes_no_token(tmp_path: Path) -> None:
     """Turns are retracted and queued again; what is computed twice is fed once."""
     plain, engine = pair(tmp_path, "llama", kv_tokens=256, leave_history=False)
-    sampling = Sampling(max_tokens=60, temperature=0.8, seed=4, ignore_eos=True)
+    sampling = Sampling(max_tokens=40, temperature=0.8, seed=4, ignore_eos=True)
     prompts = [PROMPT[place:] for place in range(6)]
     expected = [result.token_ids for result in plain.generate(prompts, sampling)]
     assert [result.token_ids for result in engine.generate(prompts, sampling)] == expected
@@ -241,15 +240,15 @@ def test_a_resting_session_is_fed_in_portions(tmp_path: Path) -> None:
     passes = proposer.passes
     sessions = [engine.session() for _ in range(3)]
     turns = [
-        session.say([50 + number, *PROMPT], greedy(4 * FEED_LEAST + 2))
+        session.say([50 + number, *PROMPT], greedy(2 * FEED_LEAST + 2))
         for number, session in enumerate(sessions)
     ]
     assert all(turn.token_ids for turn in turns)
     engine.drive()
     engine.drive()
     assert engine.loop.scheduler.registry.counters.drafted_tokens == 0 and proposer.resting == 3
-    assert passes._step <= 3 * 7
-    assert passes.tokens_computed == 3 * (len(PROMPT) + 1 + 4 * FEED_LEAST + 1)
+    assert passes._step <= 3 * 5
+    assert passes.tokens_computed == 3 * (len(PROMPT) + 1 + 2 * FEED_LEAST + 1)
     assert proposer.states.copies <= 3 * steps(engine), "one launch a step for each of three tensors"
     for kept in cache_of(engine).pieces.values():
         assert sum(len(piece.tokens) for piece in kept) <= 1 and all(piece.own for piece in kept)
