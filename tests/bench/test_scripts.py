@@ -20,6 +20,7 @@ SCRIPTS = (
     "cpu.constrained",
     "cpu.drafting",
     "cpu.engine",
+    "cpu.heads",
     "cpu.host_step",
     "cpu.kv_quality",
     "cpu.speculation",

@@ -17,6 +17,7 @@ from holdfast.engine.sampling import Sampling
 from holdfast.engine.step import executor
 from holdfast.engine.step.results import row_result
 from tests.engine.drafting import PROMPT, drafting_engine, write_draft
+from tests.engine.heads import mtp_engine, write_qwen
 from tests.engine.tiny import tiny_engine, write_model
 
 DRAWS, ROWS, CHOICES = 600, 12, 4
@@ -72,11 +73,20 @@ def excess(plain: Engine, prompt: list[int], said: list[list[int]]) -> tuple[flo
 
 @pytest.mark.parametrize(
     ("target", "draft"),
-    [("llama", "llama"), ("bamba", "llama"), pytest.param("olmo3", "llama", marks=pytest.mark.soak)],
+    [
+        ("llama", "llama"),
+        ("dense", "mtp"),
+        pytest.param("bamba", "llama", marks=pytest.mark.soak),
+        pytest.param("olmo3", "llama", marks=pytest.mark.soak),
+    ],
 )
 def test_the_distribution_is_the_targets(tmp_path: Path, target: str, draft: str) -> None:
-    path = write_model(tmp_path / target, target)
-    plain, engine = tiny_engine(path), drafting_engine(path, write_draft(tmp_path, draft))
+    if draft == "mtp":
+        path = write_qwen(tmp_path / target, target)
+        plain, engine = tiny_engine(path, load_format="auto"), mtp_engine(path)
+    else:
+        path = write_model(tmp_path / target, target)
+        plain, engine = tiny_engine(path), drafting_engine(path, write_draft(tmp_path, draft))
     said = draw(engine, PROMPT[:20])
     counters = engine.loop.scheduler.registry.counters
     assert 0 < counters.accepted_tokens < counters.drafted_tokens, "some are accepted, some are not"

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from holdfast.engine import memory_plan
 from holdfast.engine.draft import opening
 from holdfast.engine.draft.opening import find_draft
 from holdfast.engine.engine import Engine
 from holdfast.engine.options import OptionError, make_options
+from holdfast.models.checkpoint import open_checkpoint
 from tests.engine.drafting import PROMPT, drafting_engine, proposer_of, write_draft
 from tests.engine.tiny import greedy, tiny_engine, tokenizer, write_model
 
@@ -90,10 +90,11 @@ def test_weights_that_cannot_be_read(tmp_path: Path) -> None:
     draft = write_draft(tmp_path)
     (draft / "model.safetensors").write_bytes(b"no tensors")
     options = make_options(draft=str(draft), load_format="auto")
-    found = find_draft(options, tokenizer())
+    target = write_model(tmp_path / "target", "llama")
+    found = find_draft(options, tokenizer(), open_checkpoint(target))
     assert found is not None
     with pytest.raises(OptionError, match="cannot be used") as error:
-        found.load(options, torch.device("cpu"), 512)
+        found.load(options, tiny_engine(target).loop.setup.model)  # type: ignore[arg-type]
     assert error.value.option == "draft"
 
 

@@ -8,7 +8,7 @@ import torch
 
 from holdfast.engine.engine import Engine
 from holdfast.engine.sampling import Sampling, SamplingError
-from holdfast.engine.step.executor import PROMPT_ROWS
+from holdfast.engine.step.prompt_logprobs import PROMPT_ROWS
 from holdfast.models.model import Model
 from tests.engine.conftest import Make
 from tests.engine.tiny import END, VOCABULARY, byte_tokens, greedy, tokenizer, word

@@ -6,6 +6,7 @@ Used by `gpu`, by `cpu.host_step` and by the checks in `tests/gpu`; runs without
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from holdfast.core.events import Event, EventKind
 from holdfast.core.turn import Turn
 from holdfast.engine.assembly import build_loop
+from holdfast.engine.draft.opening import with_memory
 from holdfast.engine.listeners import Refusal, TurnListener
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import make_options
@@ -24,6 +26,7 @@ from holdfast.engine.turn_spec import TurnSpec
 from holdfast.engine.verbs import Verbs
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 from holdfast.models.generation import GenerationDefaults
+from holdfast.models.heads import DraftHead
 from holdfast.models.model import Model
 
 __all__ = ["Talk", "capture_graphs", "open_loop", "open_model"]
@@ -55,10 +58,13 @@ def open_model(path: Path, device: str, dtype: str, dummy: bool) -> Model:
     return load_model(checkpoint, placement, load_format="dummy" if dummy else "auto")
 
 
-def open_loop(model: Model, graphs: bool, **options: Any) -> EngineLoop:
-    """An engine loop over a model; with `graphs` its CUDA graphs are captured."""
-    chosen = make_options(device=model.device.type, **options)
-    loop = build_loop(model, NoTokenizer(), GenerationDefaults(), chosen)  # type: ignore[arg-type]
+def open_loop(
+    model: Model, graphs: bool, head: Callable[[Model], DraftHead] | None = None, **options: Any
+) -> EngineLoop:
+    """An engine loop over a model; with `graphs` its CUDA graphs are captured. `head` makes a draft head."""
+    chosen, tokenizer = make_options(device=model.device.type, **options), NoTokenizer()
+    draft = None if head is None else with_memory(head(model), chosen, tokenizer)  # type: ignore[arg-type]
+    loop = build_loop(model, tokenizer, GenerationDefaults(), chosen, runner=draft)  # type: ignore[arg-type]
     if graphs:
         capture_graphs(loop)
     return loop

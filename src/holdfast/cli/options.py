@@ -242,18 +242,19 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     Option(
         "speculate",
         str,
-        "Speculative decoding: none, or ngram.",
+        "Speculative decoding: none; ngram (from the text so far); mtp (the checkpoint's prediction head).",
         choices=CHOICES["speculate"],
     ),
     Option(
         "draft",
         str,
-        "Small model of the same vocabulary that drafts tokens (speculative decoding): a name or a path.",
+        "Small model of the same vocabulary that drafts tokens (speculative decoding), or an EAGLE-3 head: a "
+        "name or a path.",
     ),
     Option(
         "draft_tokens",
         int,
-        "Size of the draft model's cache, in tokens (default: a sixteenth of the free memory at most).",
+        "Cache of the draft model or head, in tokens (default: a sixteenth of the free memory at most).",
     ),
     Option(
         "tool_parser",
@@ -451,7 +452,6 @@ COMPANIONS = {
     "durability": "journal",
     "disk_limit": "disk",
     "snapshot_seconds": "disk",
-    "draft_tokens": "draft",
 }
 """Options that need another one."""
 

@@ -20,7 +20,7 @@ from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.grammars import Grammars
 from holdfast.engine.listeners import SessionObserver, Unobserved
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.memory_plan import plan_memory
+from holdfast.engine.memory_plan import MemoryPlan, plan_memory
 from holdfast.engine.options import EngineOptions, tenant_parts
 from holdfast.engine.ranks.crew import Crew
 from holdfast.engine.ranks.exchange import RankedMemory
@@ -73,7 +73,7 @@ def build_loop(
         model,
         options,
         measure_step if crew is None else crew.measure,
-        promised=draft.bytes if draft is not None and model.device.type == "cpu" else 0,
+        promised=0 if draft is None else draft.promised,
     )
     tuning = memory_plan.tuning
     options = replace(options, **tuning.options())  # type: ignore[arg-type]
@@ -92,15 +92,15 @@ def build_loop(
         if crew is not None:
             crew.plan(memory_plan.rank_options(options), memory_plan.device)
         executor = Executor(
-            model, setup.memory_plan, tuning.max_running, live.stream_of, ahead=speculator is None, lead=crew
+            model,
+            memory_plan,
+            tuning.max_running,
+            live.stream_of,
+            ahead=speculator is None,
+            lead=crew,
+            watch=None if drafts is None else drafts.watch,
         )
-        layout = layout_identity(
-            tuning.page_size,
-            setup.memory_plan.layout,
-            model.memory_shape if crew is None else (model.memory_shape, options.tensor_parallel),
-            model.dtype,
-        )
-        form = MemoryForm(layout, str(memory_plan.types))
+        form = _memory_form(model, memory_plan, options.tensor_parallel)
         snapshots = open_snapshots(options, identity.weights, form, session_log, clock)
     scheduler = Scheduler(
         _ledger(setup, snapshots),
@@ -135,6 +135,13 @@ def build_loop(
         speculator=speculator,
         clock=clock,
     )
+
+
+def _memory_form(model: Model, memory: MemoryPlan, ranks: int) -> MemoryForm:
+    """What the memory of sessions looks like in files."""
+    shape = model.memory_shape if ranks == 1 else (model.memory_shape, ranks)
+    layout = layout_identity(memory.tuning.page_size, memory.layout, shape, model.dtype)
+    return MemoryForm(layout, str(memory.types))
 
 
 def _ledger(setup: EngineSetup, snapshots: SnapshotStore | None) -> Ledger:

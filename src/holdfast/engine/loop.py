@@ -134,7 +134,7 @@ class EngineLoop:
         self.pacing.plan()
         if self.drafts is not None:
             with self.times.measured("draft"):
-                self.drafts.prepare(scheduler.registry.running)
+                self.drafts.prepare(scheduler.registry.running, scheduler.registry.sessions)
         with self.times.measured("plan"):
             plan = scheduler.plan(self.setup.tuning.step_tokens, self.now())
         self._rest(plan)

@@ -118,7 +118,7 @@ def plan_memory(
     """Size the pools and the steps as stated, or by the device and the memory that is free now.
 
     In tensor parallelism these are the pools of one rank: all ranks have the same. `promised` bytes of what
-    is free are for the draft model's cache, which a CPU allocates lazily.
+    is free are taken later: a draft model's cache, which a CPU allocates lazily, or what a draft head is fed.
     """
     ranks = options.tensor_parallel
     shape, on_gpu = model.memory_shape, model.device.type == "cuda"
@@ -284,7 +284,7 @@ def _pool_bytes(model: ModelDescription, options: EngineOptions, working: int, p
     if model.device.type != "cuda" or not isinstance(model, Model):
         free = max(0, free_bytes(model.device) - promised) // options.tensor_parallel
         return int(free * (CPU_FRACTION if fraction is None else fraction))
-    left = free_bytes(model.device) - working - GRAPH_BYTES
+    left = free_bytes(model.device) - working - GRAPH_BYTES - promised
     return max(0, int(left * (GPU_FRACTION if fraction is None else fraction)))
 
 

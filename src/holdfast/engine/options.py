@@ -68,7 +68,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "state_dtype": ("auto", "float32", "int8"),
     "load_format": ("auto", "dummy"),
     "durability": ("off", "commit", "fsync"),
-    "speculate": ("none", "ngram"),
+    "speculate": ("none", "ngram", "mtp"),
     "audit": ("on", "strict"),
     "tool_parser": TOOL_PARSERS,
     "reasoning_parser": REASONING_PARSERS,
@@ -117,8 +117,10 @@ class EngineOptions:
     directory for the memory of idle sessions, of at most `disk_limit` bytes; a session is written there after
     `snapshot_seconds` without a turn. The last token of a turn is left for `seal_seconds` to the turn that
     follows. `overlap` plans a step while the one before runs. `pack_weights` also keeps weights in twelve
-    bits, on GPUs that read those faster. `fast_start` captures no CUDA graphs. `draft` is a small model of
-    the same vocabulary that drafts tokens for this one, with a cache of `draft_tokens` tokens.
+    bits, on GPUs that read those faster. `fast_start` captures no CUDA graphs. `speculate` drafts
+    tokens from n-grams of the text, or with the multi-token-prediction head of the checkpoint (`mtp`).
+    `draft` is a small model of the same vocabulary that drafts tokens for this one, or an EAGLE-3 head of it.
+    The cache of either has `draft_tokens` tokens.
     `tool_parser` and `reasoning_parser` name how the model writes tool calls and marks its reasoning; `auto`
     finds that out, `none` reads neither.
     A tenant may hold the fraction `tenant_device` of the device's memory (1 is all of it), and likewise of
@@ -166,7 +168,7 @@ class EngineOptions:
     overlap: bool | None = None
     pack_weights: bool | None = None
     fast_start: bool = False
-    speculate: Literal["none", "ngram"] = "none"
+    speculate: Literal["none", "ngram", "mtp"] = "none"
     draft: str | None = None
     draft_tokens: int | None = None
     tool_parser: str = AUTO
@@ -229,8 +231,16 @@ class EngineOptions:
             raise OptionError("draft", "must name a model, not ''")
         if self.draft is not None and self.tensor_parallel > 1:
             raise OptionError("draft", "cannot be used with tensor_parallel: use one device, or no draft")
-        if self.draft_tokens is not None and self.draft is None:
-            raise OptionError("draft_tokens", "has no effect without draft: name a draft model as well")
+        if self.speculate == "mtp" and self.tensor_parallel > 1:
+            raise OptionError(
+                "speculate", "mtp cannot be used with tensor_parallel: use one device, or ngram"
+            )
+        if self.speculate == "mtp" and self.draft is not None:
+            raise OptionError("speculate", "mtp cannot be used with draft: choose one of the two")
+        if self.draft_tokens is not None and self.draft is None and self.speculate != "mtp":
+            raise OptionError(
+                "draft_tokens", "has no effect without draft: name a draft model as well, or speculate=mtp"
+            )
         if self.disk is not None and not self.disk:
             raise OptionError("disk", "must name a directory, not ''")
 

@@ -52,6 +52,8 @@ def open_loop(
             raise OptionError("tensor_parallel", f"must be 1: {name} has no weights to divide")
         if options.draft is not None:
             raise OptionError("draft", f"cannot be used: {name} has no weights to draft for")
+        if options.speculate == "mtp":
+            raise OptionError("speculate", f"mtp cannot be used: {name} has no weights")
         return open_echo(name, options, observer, member=member)
     device = _device(options.device)
     if device.index is not None:
@@ -62,7 +64,7 @@ def open_loop(
     checkpoint = open_checkpoint(path)
     check_context(options, checkpoint.config.context_length, checkpoint.config.context_reach)
     tokenizer = open_tokenizer(checkpoint)  # Fails before the weights are loaded, which takes long.
-    draft = find_draft(options, tokenizer)
+    draft = find_draft(options, tokenizer, checkpoint)
     formats = _formats(checkpoint, tokenizer, options)
     tokenizer = tokenizer.writing_calls(formats.calls)
     ends = checkpoint.generation.eos_tokens or tokenizer.eos_tokens
@@ -78,7 +80,7 @@ def open_loop(
         if device.type == "cpu":
             match_threads()
         with _one_thread(), _room_for(device, "the draft model", "a smaller one, or a smaller draft_tokens,"):
-            loaded_draft = None if draft is None else draft.load(options, device, loaded.context_length)
+            loaded_draft = None if draft is None else draft.load(options, loaded)
         smaller = "smaller pools, or a smaller max_running or context_length,"
         with _room_for(device, "pools and steps", smaller):
             loop = build_loop(

@@ -206,3 +206,5 @@ class Family:
     """Patterns of checkpoint names that are not needed."""
     text_config: bool = False
     """Whether the language model's fields may be nested in `text_config`."""
+    mtp: str | None = None
+    """The prefix of a multi-token-prediction head's names, where checkpoints may contain one."""

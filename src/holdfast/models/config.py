@@ -60,6 +60,8 @@ class AttentionConfig:
     scale: float
     rope: Rope | None
     window: int | None = None
+    input_width: int | None = None
+    """Width of the input of the projections; None: the model's."""
     input_bias: bool = False
     output_bias: bool = False
     head_norm: bool = False

@@ -61,7 +61,7 @@ class Attention:
         self._splits = [queries, gates, keys, keys]
         self._input = reader.linear(
             [f"{prefix}q_proj", f"{prefix}k_proj", f"{prefix}v_proj"],
-            width,
+            width if config.input_width is None else config.input_width,
             [queries + gates, keys, keys],
             bias=config.input_bias,
             order=_queries_before_gates(config, keys) if gates else None,

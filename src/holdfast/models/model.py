@@ -2,11 +2,12 @@
 
 `Model.forward` runs one ragged batch against a `Memory`; `Model.logits` turns selected hidden states into
 logits. A model is stateless and never allocates memory for sequences. Built by `checkpoint.load_model`,
-called by the executor.
+called by the executor. `StepModel` is what steps need of one; draft heads (`heads`) are such, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -16,8 +17,10 @@ from holdfast import kernels
 from holdfast.kernels import Batch
 from holdfast.models.blocks import Builder, Family, Team
 from holdfast.models.config import ExpertsConfig, ModelConfig
+from holdfast.models.fields import ConfigurationError
 from holdfast.models.fp8 import Fp8Linear
 from holdfast.models.fused import fuse
+from holdfast.models.layers import Part
 from holdfast.models.layout import MemoryShape, memory_shape
 from holdfast.models.linear import DenseLinear, Embedding
 from holdfast.models.memory import Memory, MemoryTypes, UnitCounts
@@ -39,6 +42,29 @@ class ModelDescription(Protocol):
     def device(self) -> torch.device: ...
     @property
     def dtype(self) -> torch.dtype: ...
+
+
+class StepModel(ModelDescription, Protocol):
+    """What the steps of an executor need of a model."""
+
+    @property
+    def group(self) -> Group | None: ...
+    @property
+    def has_experts(self) -> bool: ...
+    @property
+    def in_eight_bits(self) -> bool: ...
+    @property
+    def logits_dtype(self) -> torch.dtype: ...
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Where `forward` can read the residual stream: after so many layers each."""
+
+    def memory(self, counts: UnitCounts, page_size: int, types: MemoryTypes | None = None) -> Memory: ...
+
+    def forward(self, batch: Batch, memory: Memory, tapped: list[Tensor] | None = None) -> Tensor:
+        """The hidden states that `logits` takes; `tapped` receives the residual streams at `taps`."""
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor: ...
 
 
 class Model:
@@ -82,6 +108,8 @@ class Model:
         self._dense = tuple(reader.dense)
         assert self._blocks, "a model has at least one block"
         self._fused = fuse(self._blocks, self._norm, config) if team is None else None
+        self.taps: tuple[int, ...] = ()
+        self._tap_blocks: frozenset[int] = frozenset()
 
     @property
     def has_experts(self) -> bool:
@@ -91,8 +119,7 @@ class Model:
     @property
     def in_eight_bits(self) -> bool:
         """Whether weights of its blocks are in 8 bits or fewer."""
-        parts = (vars(block.part).values() for block in self._blocks)
-        return any(isinstance(each, Fp8Linear | QuantisedLinear) for part in parts for each in part)
+        return holds_codes(block.part for block in self._blocks)
 
     def pack_weights(self, room: int) -> int:
         """Keep packed 12-bit copies of dense weights, for steps of few tokens; returns their bytes.
@@ -110,16 +137,37 @@ class Model:
         """Storage for this model's sequences on its device, in its dtype unless `types` says otherwise."""
         return Memory(self.memory_shape, counts, page_size, types or MemoryTypes.of(self.dtype), self.device)
 
+    def tap(self, layers: Sequence[int]) -> None:
+        """Let `forward` read the residual stream after so many layers each, in ascending order.
+
+        A pass over all layers at once has no such places; the layers are computed one by one from now on.
+        """
+        count = len(self.config.layers)
+        require_taps(layers, count)
+        each, rest = divmod(len(self._blocks), count)
+        if rest:
+            raise ConfigurationError("hidden states between the layers of this model cannot be read")
+        self.taps = tuple(layers)
+        self._tap_blocks = frozenset(layer * each for layer in layers)
+        self._fused = None
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The embedding of each token, [tokens, width]."""
+        return self._embedding(tokens)
+
     @torch.inference_mode()
-    def forward(self, batch: Batch, memory: Memory) -> Tensor:
-        """The normed hidden state of every token of the batch, [tokens, width]."""
+    def forward(self, batch: Batch, memory: Memory, tapped: list[Tensor] | None = None) -> Tensor:
+        """The normed hidden state of every token of the batch, [tokens, width].
+
+        `tapped` receives the residual stream at each of `taps`.
+        """
         epsilon, multiplier = self.config.norm_epsilon, self.config.residual_multiplier
         group = self.group
         residual = self._embedding(batch.tokens)
         if self._fused is not None and memory.types.kv == self.dtype:
             return self._fused(residual, batch, memory)
         change: Tensor | None = None
-        for block in self._blocks:
+        for index, block in enumerate(self._blocks):
             if change is None:
                 x = residual if block.before is None else kernels.rms_norm(residual, block.before, epsilon)
             elif block.before is None:
@@ -128,13 +176,19 @@ class Model:
                 x, residual = kernels.rms_norm_residual(
                     change, residual, block.before, epsilon, multiplier=multiplier
                 )
+            if tapped is not None and index in self._tap_blocks:
+                tapped.append(residual)
             change = block.part(x, batch, memory)
             if group is not None:
                 change = group.sum(change)
             if block.after is not None:
                 change = kernels.rms_norm(change, block.after, epsilon)
         assert change is not None
-        normed, _ = kernels.rms_norm_residual(change, residual, self._norm, epsilon, multiplier=multiplier)
+        normed, total = kernels.rms_norm_residual(
+            change, residual, self._norm, epsilon, multiplier=multiplier
+        )
+        if tapped is not None and len(self._blocks) in self._tap_blocks:
+            tapped.append(total)
         return normed
 
     @property
@@ -163,3 +217,17 @@ class Model:
         if out is None or logits is out:
             return logits
         return out.copy_(logits)
+
+
+def holds_codes(parts: Iterable[Part]) -> bool:
+    """Whether weights of these parts are in 8 bits or fewer."""
+    values = (vars(part).values() for part in parts)
+    return any(isinstance(each, Fp8Linear | QuantisedLinear) for part in values for each in part)
+
+
+def require_taps(layers: Sequence[int], count: int) -> None:
+    """Raise unless a model of so many layers can be read after each of `layers`, in ascending order."""
+    if list(layers) != sorted(set(layers)) or not layers or not 0 <= layers[0] <= layers[-1] <= count:
+        raise ConfigurationError(
+            f"hidden states after layers {list(layers)} cannot be read: the model has {count} layers"
+        )

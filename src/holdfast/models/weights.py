@@ -120,6 +120,11 @@ class WeightReader:
         """Names that may be in the checkpoint without being read."""
         self._ignored.append(re.compile(pattern))
 
+    @property
+    def dummy(self) -> bool:
+        """Whether weights are made rather than read."""
+        return self._source is None
+
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a tensor; dummy weights only have the tensors that are read."""
         return name in self._names

@@ -7,6 +7,7 @@
     PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --part steps --model gpt-oss-20b-mxfp4
     PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --part constrained --tokenizer tokenizer.json
     PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --part tiers --part storm
+    PYTHONPATH=src python3 -m holdfast.bench.gpu --timings --part drafts --model qwen3-8b
 
 Needs torch, triton, safetensors, numpy and one NVIDIA GPU; the checks (`python3 -m tests.gpu`) need a
 checkout and transformers too. Constrained turns need llguidance and a tokenizer, which
@@ -32,6 +33,7 @@ from typing import Any
 import torch
 
 from holdfast.bench import constrained
+from holdfast.bench.drafts import DraftCase, measure_drafts
 from holdfast.bench.gpu import timings
 from holdfast.bench.gpu.graphs import measure_ceilings, require_gpu
 from holdfast.bench.gpu.kv8 import measure_kv8
@@ -67,11 +69,15 @@ SESSION_RUNS = 3
 CONSTRAINED_RUNS = 7
 """More, since each run has other texts, of which more or less is forced."""
 
-PARTS_BY_NAME = ["steps"]
+PARTS_BY_NAME = ["steps", "drafts"]
 """Measured only where they are named."""
 SHARED_PARTS = ("decode", "turns", "prefill", "sessions", "constrained")
 """The parts that are measured with one engine loop."""
 PARTS = [*SHARED_PARTS, "tiers", "storm", "defaults", "dense", "kv8", "fp8"]
+
+
+DRAFTS_AIMS = {(0.8, 1): 1.9, (0.8, 16): 1.3}
+"""Tokens a second with drafts to those without, by acceptance and rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +238,7 @@ def measure(name: str, chosen: Selection, bandwidth: float) -> None:
         measure_steps(name, model, chosen, roofline)
     gc.collect()
     torch.cuda.empty_cache()
-    if not {"kv8", "steps"}.issuperset(chosen.parts):  # which do not plan, or by themselves
+    if not {"kv8", "steps", "drafts"}.issuperset(chosen.parts):  # which do not plan, or by themselves
         report(model=name, planned=planned(model))
     if "tiers" in chosen.parts:
         measure_tiers(name, model)
@@ -249,8 +255,23 @@ def measure(name: str, chosen: Selection, bandwidth: float) -> None:
         measure_dense(name, model)
     if "kv8" in chosen.parts:
         measure_kv8(name, model)
+    if "drafts" in chosen.parts:
+        measure_heads(name, model)
     if "fp8" in chosen.parts and name == "qwen3-8b":
         measure_fp8(name, model)
+
+
+def measure_heads(name: str, model: Model) -> None:
+    """Three drafts a step at a planted acceptance: verification alone, and with an EAGLE-3 head."""
+    cases = [DraftCase(rows, agreement) for agreement in (0.6, 0.8) for rows in (1, 16)]
+    options = {**OPTIONS, "kv_tokens": 32_000, "window_tokens": 16_000, "max_running": 64}
+    if model.memory_shape.state is not None:
+        options["state_slots"] = 4 * options["max_running"]
+    with few_collections():
+        for figure in measure_drafts(lambda: model, True, options, cases):
+            aim = DRAFTS_AIMS.get((figure["agreement"], figure["rows"]))
+            reached = {} if aim is None else {"aim": aim, "reached": figure["head_to_none"] >= aim}
+            report(model=name, **figure, **reached)
 
 
 def planned(model: Model) -> list[str]:

@@ -1,10 +1,11 @@
-"""The draft model's KV cache: pages of its own ledger, each held by the session whose tokens they cover.
+"""The KV cache of a draft model or a draft head: pages of its own ledger, each held by one session.
 
 The cache is bounded and recomputable. A session gets pages when its turn drafts and keeps them between turns;
 the sessions that drafted longest ago give theirs up when others need them. Nothing is shared, forked or moved
 to another tier: what is missing or no longer agrees with the session's tokens is computed again from those
-(docs/decisions/0043). Draft passes are run to their end before anything else happens here, so that no page
-is ever named by a step in flight. Used by `proposer`.
+(docs/decisions/0043). A head cannot compute what it was not fed: its cache begins where it was fed first
+(docs/decisions/0048). Draft passes are run to their end before anything else happens here, so that no page is
+ever named by a step in flight. Used by `proposer` and `head_proposer`.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ class Entry:
     """The draft memory of one session: its pages, and the tokens whose keys and values they hold.
 
     The first `checked` of the tokens are known to agree with the session's, as long as its turn `turn` runs.
-    The draft model's block tables have the first `sent` pages.
+    The draft model's block tables have the first `sent` pages. The pages hold the tokens from position
+    `base` on, the last `lag` left out: a head's place `i` takes token `i + 1`.
     """
 
-    __slots__ = ("checked", "holder", "holds", "number", "sent", "tokens", "turn")
+    __slots__ = ("base", "checked", "holder", "holds", "lag", "number", "sent", "tokens", "turn")
 
-    def __init__(self, ledger: Ledger, session: Session) -> None:
+    def __init__(self, ledger: Ledger, session: Session, lag: int) -> None:
         self.number = session.number
         self.holder: Holder = ledger.holder(Kind.SESSION, session.id, session.tenant)
         self.holds: list[Hold] = [ledger.take(pool, 0, self.holder) for pool in ledger.pools.values()]
@@ -43,20 +45,29 @@ class Entry:
         self.turn = -1
         self.checked = 0
         self.sent = 0
+        self.base = 0
+        self.lag = lag
 
     @property
     def pages(self) -> int:
         """Pages of each component."""
         return len(self.holds[0])
 
+    @property
+    def places(self) -> int:
+        """Tokens whose keys and values are in the pages."""
+        return max(0, len(self.tokens) - self.base - self.lag)
+
 
 class DraftCache:
     """The draft memory of all sessions, least recently used first."""
 
-    __slots__ = ("entries", "evicted", "forgotten", "ledger")
+    __slots__ = ("entries", "evicted", "forgotten", "lag", "ledger")
 
-    def __init__(self, layout: MemoryLayout, pages: int) -> None:
+    def __init__(self, layout: MemoryLayout, pages: int, *, lag: int = 0) -> None:
+        """`lag` is 1 for a draft head."""
         assert layout.paged and not layout.state, "a draft model has attention alone"
+        self.lag = lag
         self.ledger = Ledger(layout, {(component, Tier.DEVICE): pages for component in layout.components})
         self.entries: OrderedDict[str, Entry] = OrderedDict()
         self.forgotten: list[int] = []
@@ -71,15 +82,23 @@ class DraftCache:
             self.release(session.id)
             entry = None
         if entry is None:
-            entry = self.entries[session.id] = Entry(self.ledger, session)
+            entry = self.entries[session.id] = Entry(self.ledger, session, self.lag)
         self.entries.move_to_end(session.id)
         log = session.sequence.tokens
         if entry.turn != turn.number:
             entry.turn, entry.checked = turn.number, 0
         # The last token is computed again if it must be: what follows it is drafted from its logits.
-        self._cut(entry, min(_agreement(entry.tokens, log, entry.checked), len(log) - 1))
+        agreed = _agreement(entry.tokens, log, entry.checked)
+        self._cut(entry, agreed if self.lag else min(agreed, len(log) - 1))
         entry.checked = len(entry.tokens)
         return entry
+
+    def begin(self, entry: Entry, log: TokenLog, base: int) -> None:
+        """Give up what an entry holds; it holds the tokens from position `base` on that come next."""
+        self._cut(entry, 0)
+        entry.base = base
+        entry.tokens.frombytes(log.packed(0, base + self.lag))
+        entry.checked = len(entry.tokens)
 
     def reserve(self, entry: Entry, length: int, needed: Collection[str]) -> bool:
         """Take pages for `length` tokens; sessions that are not `needed` may lose theirs. False without room.
@@ -135,7 +154,7 @@ class DraftCache:
     def _cut(self, entry: Entry, length: int) -> None:
         """Forget the tokens from `length` on, and give up whole pages past them."""
         del entry.tokens[length:]
-        spare = entry.pages - self.ledger.layout.pages_for(length)
+        spare = entry.pages - self.ledger.layout.pages_for(entry.places)
         if spare > 0:
             for hold in entry.holds:
                 hold.shrink(spare)

@@ -13,31 +13,49 @@ without drafts. Used by `proposer`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from holdfast.core.in_flight import Plan
 from holdfast.core.plan import Row
 from holdfast.core.turn import Turn
 from holdfast.engine.draft.cache import DraftCache, Entry
+from holdfast.engine.draft.hidden import Span
 from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.step.flight import Flight
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
-from holdfast.models.model import Model
+from holdfast.models.model import StepModel
 
 __all__ = ["Asked", "DraftPasses"]
 
 
 class Asked(NamedTuple):
-    """Tokens of a turn that the draft model computes, and how many it drafts after them."""
+    """Tokens of a turn that the draft model computes, and how many it drafts after them.
+
+    `spans` are the hidden states of the tokens, for a head.
+    """
 
     turn: Turn
     entry: Entry
     tokens: list[int]
     drafts: int
+    spans: tuple[Span, ...] = ()
+
+
+class RunsPasses(Protocol):
+    """Makes an executor."""
+
+    def __call__(
+        self,
+        model: StepModel,
+        memory: MemoryPlan,
+        rows_max: int,
+        stream_of: Callable[[Turn], TurnStream],
+    ) -> Executor: ...
 
 
 class DraftPasses:
@@ -46,10 +64,17 @@ class DraftPasses:
     __slots__ = ("_cache", "_step", "_streams", "_tokenizer", "executor", "model", "tokens_computed")
 
     def __init__(
-        self, model: Model, memory: MemoryPlan, cache: DraftCache, rows_max: int, tokenizer: Tokenizer
+        self,
+        model: StepModel,
+        memory: MemoryPlan,
+        cache: DraftCache,
+        rows_max: int,
+        tokenizer: Tokenizer,
+        runs: RunsPasses = Executor,
     ) -> None:
+        """`runs` makes the executor of the passes."""
         self.model = model
-        self.executor = Executor(model, memory, rows_max, self._stream_of)
+        self.executor = runs(model, memory, rows_max, self._stream_of)
         self._cache = cache
         self._tokenizer = tokenizer
         self._streams: dict[int, TurnStream] = {}

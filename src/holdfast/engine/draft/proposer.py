@@ -14,7 +14,7 @@ refuses or forces. If the draft model fails, its cache is given up and the step 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from holdfast.core.session import Life, Session
@@ -24,6 +24,7 @@ from holdfast.engine.draft.gain import LENGTH_MAX, REST_MAX, Acceptance, Costs
 from holdfast.engine.draft.passes import Asked, DraftPasses
 from holdfast.engine.step.runner import require_device
 from holdfast.engine.step.speculation import Speculator, is_penalised
+from holdfast.engine.step.watch import Watch
 from holdfast.engine.text.stream import TurnStream
 
 __all__ = ["DraftLimits", "DraftProposer", "Record"]
@@ -69,6 +70,7 @@ class DraftProposer:
         "accepted",
         "cache",
         "costs",
+        "length_max",
         "ngrams",
         "page_bytes",
         "passes",
@@ -91,6 +93,8 @@ class DraftProposer:
         self.passes = passes
         self.cache = cache
         self.costs = costs
+        self.length_max = LENGTH_MAX
+        """Most drafts of a row."""
         self.ngrams = ngrams
         self._limits = limits
         self._stream_of = stream_of
@@ -99,6 +103,11 @@ class DraftProposer:
         self.records: dict[str, Record] = {}
         self.proposed = 0
         self.accepted = 0
+
+    @property
+    def watch(self) -> Watch | None:
+        """Who is given the hidden states of the target's steps; None: nobody needs them."""
+        return None
 
     def __call__(self, session: Session, turn: Turn) -> list[int]:
         """The drafts that are ready for a turn; before its first token those of n-grams alone."""
@@ -109,12 +118,12 @@ class DraftProposer:
 
     # --- before a plan ----------------------------------------------------------------------------
 
-    def prepare(self, sessions: Iterable[Session]) -> None:
-        """Draft for the turns among those that run that wait for their next token."""
+    def prepare(self, running: Iterable[Session], sessions: Mapping[str, Session]) -> None:
+        """Draft for the turns among those that run that wait for their next token; `sessions` are all."""
         self._ready.clear()
         decoding = [
             (session, session.turn)
-            for session in sessions
+            for session in running
             if session.turn is not None and self._decodes(session, session.turn)
         ]
         asked: list[Asked] = []
@@ -127,15 +136,20 @@ class DraftProposer:
                 continue
             if self._failures >= FAILURES_MAX or left < 1 or len(asked) >= self._limits.rows:
                 continue
-            room = min(LENGTH_MAX, turn.request.max_tokens - turn.generated - 1)
+            room = min(self.length_max, turn.request.max_tokens - turn.generated - 1)
             length = record.acceptance.length(self.costs, len(decoding), room)
             each = self._ask(session, turn, record, length, left, {one.entry.holder.name for one in asked})
             if each is not None:
                 asked.append(each)
                 left -= len(each.tokens)
                 wanted[turn.number] = session, turn
+        asked += self._others({one.entry.holder.name for one in asked}, sessions)
         if asked:
             self._run(asked, wanted)
+
+    def _others(self, asked: set[str], sessions: Mapping[str, Session]) -> list[Asked]:  # noqa: ARG002
+        """What is computed beside sessions that draft, for other sessions than those."""
+        return []
 
     def _decodes(self, session: Session, turn: Turn) -> bool:
         """Whether a turn's next row samples its next token, and drafts may follow it."""
@@ -180,13 +194,18 @@ class DraftProposer:
             self._failures += 1
             off = "; no more drafts are made" if self._failures >= FAILURES_MAX else ""
             log.error("the draft model failed%s", off, exc_info=error)
-            self.cache.clear()
+            self._give_up()
             require_device(self.passes.model.device)
             return
         self._failures = 0
         for each, drafts in zip(asked, made, strict=True):
-            session, turn = wanted[each.turn.number]
-            self._offer(session, turn, drafts)
+            if drafts:
+                session, turn = wanted[each.turn.number]
+                self._offer(session, turn, drafts)
+
+    def _give_up(self) -> None:
+        """A pass failed, and nobody knows what is in memory."""
+        self.cache.clear()
 
     def _offer(self, session: Session, turn: Turn, drafts: list[int]) -> None:
         """Have drafts ready for the planner, as far as they are tokens that may come."""

@@ -57,23 +57,22 @@ from holdfast.engine.step.inputs import (
     views,
 )
 from holdfast.engine.step.lead import Lead, StepCall
+from holdfast.engine.step.prompt_logprobs import note_prompt
 from holdfast.engine.step.results import logprobs_of, row_result, with_forced
 from holdfast.engine.step.runner import DeviceGuard
-from holdfast.engine.step.sampler import BatchSampler, token_logprobs
+from holdfast.engine.step.sampler import BatchSampler
 from holdfast.engine.step.split_keys import sharing_for
 from holdfast.engine.step.staging import Staging, fill
 from holdfast.engine.step.tables import UNUSED_ROW, BlockTables
-from holdfast.engine.text.stream import TokenLogprob, TurnStream
+from holdfast.engine.step.watch import Watch
+from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.tiers.host import HostTier, copier_for
 from holdfast.kernels import Batch, TokenMasks
 from holdfast.models.memory import Memory, UnitCounts
-from holdfast.models.model import Model
+from holdfast.models.model import StepModel
 from holdfast.models.resting import RowState
 
-__all__ = ["PROMPT_ROWS", "Executor"]
-
-PROMPT_ROWS = 128
-"""Prompt tokens whose logits are computed at a time: a GPU may lack memory for those of a long chunk."""
+__all__ = ["Executor"]
 
 
 class Executor:
@@ -81,20 +80,23 @@ class Executor:
 
     def __init__(
         self,
-        model: Model,
+        model: StepModel,
         memory: MemoryPlan,
         rows_max: int,
         stream_of: Callable[[Turn], TurnStream],
         *,
         ahead: bool = True,
         lead: Lead | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """With `ahead` nobody but the executor uses the matchers of turns in a step, even between steps.
 
-        `lead` tells other ranks of what is done on the device, before it is done here.
+        `lead` tells other ranks of what is done on the device, before it is done here. `watch` is given the
+        hidden states of every step.
         """
         self.model = model
         self._lead = lead
+        self._watch = watch
         self.guard = DeviceGuard(model.device, lead)
         self.layout = memory.layout
         # One more unit of each component for the padding of captured batches, unknown to the core.
@@ -278,6 +280,9 @@ class Executor:
             if samples and outcome.logits is None:
                 outcome = outcome._replace(logits=self.logits_of(outcome, len(samples)))
             self._lead.done()
+        if self._watch is not None:
+            features = outcome.features or (outcome.hidden,)
+            self._watch.note(rows, features, reused=outcome.tokens is not None)
         self.tokens_computed += sum(row.count for row in rows)
         constrained = False
         end = 0
@@ -287,7 +292,7 @@ class Executor:
                 continue
             stream = self.stream_of(row.turn)
             if stream.sampling.prompt_logprobs is not None:
-                self._note_prompt(row, stream, outcome.hidden, end)
+                note_prompt(self.model, self._lead, row, stream, outcome.hidden, end)
             if stream.constraint is not None and row.sample:
                 constrained = True
         if not samples:
@@ -400,13 +405,17 @@ class Executor:
             end += row.count
             if not row.sample:
                 continue
-            first = len(samples)
+            first, start = len(samples), self.first_position(row)
             for place in range(end - row.drafts - 1, end):
-                position = row.start + row.count - (end - place) + 1
+                position = start + row.count - (end - place) + 1
                 note = tables[index] if place == end - 1 else UNUSED_ROW
                 samples.append(Sample(place, position, self._sampler_row(plan, row, position), note))
             flight.places.append((index, first, len(samples)))
         return samples
+
+    def first_position(self, row: Row[Turn]) -> int:
+        """The position that a row's first token has where random numbers are drawn."""
+        return row.start
 
     def _forward(self, rows: list[Row[Turn]], tables: list[int], samples: list[Sample]) -> Forwarded:
         """Run the forward pass, in a graph where one fits."""
@@ -430,7 +439,7 @@ class Executor:
         given = graphs.views(shape)
         self._prepare(given, graphs.batch(shape))
         outcome = graphs.replay(shape)
-        return Forwarded(given, outcome.hidden, outcome.logits, outcome.tokens)
+        return Forwarded(given, outcome.hidden, outcome.logits, outcome.tokens, outcome.features)
 
     def run_once(self, words: Tensor, shape: Shape, limits: Limits) -> Forwarded:
         """Run a step whose words are brought without a graph."""
@@ -439,7 +448,9 @@ class Executor:
         batch = self._batch(buffers, given, shape, limits)
         self._prepare(given, batch)
         kernels.list_pieces(batch)
-        return Forwarded(given, self.model.forward(batch, self.memory))
+        tapped: list[Tensor] | None = [] if self.model.taps else None
+        hidden = self.model.forward(batch, self.memory, tapped)
+        return Forwarded(given, hidden, features=tuple(tapped or ()))
 
     def _bring(
         self,
@@ -489,33 +500,6 @@ class Executor:
     def _prepare(self, given: Views, batch: Batch) -> None:
         tables = self.tables.step_tables(self._reserved.full, self._reserved.window)
         kernels.prepare_step(given.tokens, given.row_table, tables, batch)
-
-    def _note_prompt(self, row: Row[Turn], stream: TurnStream, hidden: Tensor, end: int) -> None:
-        """Log-probabilities of the prompt's own tokens, for turns that ask for them."""
-        top = stream.sampling.prompt_logprobs
-        if top is None or row.start + 1 >= len(stream.prompt_tokens):
-            return
-        # Tokens recomputed after a retraction are already recorded.
-        first = max(row.start, stream.input_first + len(stream.prompt_logprobs)) + 1
-        following = stream.prompt_tokens[first : row.start + row.count + 1]
-        if not following:
-            return
-        place = end - row.count + first - 1 - row.start
-        for begin in range(0, len(following), PROMPT_ROWS):
-            some = following[begin : begin + PROMPT_ROWS]
-            first_row = place + begin
-            if self._lead is not None:
-                self._lead.logits(first_row, len(some))
-            logits = self.model.logits(hidden[first_row : first_row + len(some)])
-            if self._lead is not None:
-                self._lead.done()
-            values, ids, tops = token_logprobs(logits, self._integers(some), top)
-            for token, value, best, best_values in zip(
-                some, values.tolist(), ids.tolist(), tops.tolist(), strict=True
-            ):
-                stream.prompt_logprobs.append(
-                    TokenLogprob(token, value, tuple(zip(best, best_values, strict=True)))
-                )
 
     # --- sampling rows ----------------------------------------------------------------------------
 

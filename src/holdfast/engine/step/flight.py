@@ -17,12 +17,16 @@ __all__ = ["Flight", "Forwarded", "Unsampled"]
 
 
 class Forwarded(NamedTuple):
-    """A step's inputs and hidden states on the device; from a graph also logits and tokens of its samples."""
+    """A step's inputs and hidden states on the device; from a graph also logits and tokens of its samples.
+
+    `features` are the residual streams that the model was asked for, if any.
+    """
 
     given: Views
     hidden: Tensor
     logits: Tensor | None = None
     tokens: Tensor | None = None
+    features: tuple[Tensor, ...] = ()
 
 
 class Unsampled(NamedTuple):

@@ -26,7 +26,7 @@ from holdfast.engine.step.graph_order import ShapeOrder
 from holdfast.engine.step.inputs import Shape, StepBuffers, Views, views
 from holdfast.kernels import Batch, Least, TokenMasks
 from holdfast.models.memory import Memory
-from holdfast.models.model import Model
+from holdfast.models.model import StepModel
 
 MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512)
 MIXED_ROWS = (1, 4, 16, 64, 128, 256)
@@ -47,12 +47,13 @@ Progress = Callable[[str, int, int], None]
 class Outcome:
     """The outputs of a step on the device: hidden states of all tokens, logits and one token per sample.
 
-    The logits are valid until the next step.
+    The logits are valid until the next step. `features` are residual streams, where the model has taps.
     """
 
     hidden: Tensor
     logits: Tensor
     tokens: Tensor
+    features: tuple[Tensor, ...] = ()
 
 
 class Recorded(Protocol):
@@ -91,7 +92,7 @@ def shapes(rows_max: int) -> list[Shape]:
     return sorted(decode + mixed, key=lambda shape: (shape.tokens, shape.rows), reverse=True)
 
 
-def small_step_of(model: Model) -> int:
+def small_step_of(model: StepModel) -> int:
     """The largest token count at which a model's steps stay short."""
     if model.has_experts:
         return SMALL_STEP_OF_EXPERTS
@@ -145,11 +146,12 @@ def record_cuda() -> Recorder:
 
 
 def run_step(
-    model: Model, memory: Memory, batch: Batch, given: Views, sampled: Tensor, logits: Tensor
+    model: StepModel, memory: Memory, batch: Batch, given: Views, sampled: Tensor, logits: Tensor
 ) -> Outcome:
     """The forward pass, the logits, the samples of plain rows, and their tokens stored for the next step."""
     kernels.list_pieces(batch)
-    hidden = model.forward(batch, memory)
+    tapped: list[Tensor] | None = [] if model.taps else None
+    hidden = model.forward(batch, memory, tapped)
     logits = model.logits(hidden.index_select(0, given.sample_place), out=logits)
     tokens = kernels.sample_tokens(
         logits,
@@ -163,7 +165,7 @@ def run_step(
     if model.group is not None:
         model.group.broadcast(tokens)
     kernels.note_sampled(sampled, given.note, tokens)
-    return Outcome(hidden, logits, tokens)
+    return Outcome(hidden, logits, tokens, tuple(tapped or ()))
 
 
 def compile_masked(logits: Tensor) -> None:

@@ -174,10 +174,18 @@ def _blocks(prefix: str, read_delta: DeltaReader) -> Callable[[Builder], Iterato
 
 
 QWEN3_NEXT = Family(
-    ("Qwen3NextForCausalLM",), configure_next, _blocks("model.", _delta_by_head), ignored=(r"^mtp\.",)
+    ("Qwen3NextForCausalLM",),
+    configure_next,
+    _blocks("model.", _delta_by_head),
+    ignored=(r"^mtp\.",),
+    mtp="mtp.",
 )
 QWEN3_5 = Family(
-    ("Qwen3_5ForCausalLM",), configure_dense, _blocks("model.", _delta_by_part), ignored=(r"^mtp\.",)
+    ("Qwen3_5ForCausalLM",),
+    configure_dense,
+    _blocks("model.", _delta_by_part),
+    ignored=(r"^mtp\.",),
+    mtp="mtp.",
 )
 QWEN3_5_MULTIMODAL = Family(
     ("Qwen3_5ForConditionalGeneration",),
@@ -187,4 +195,5 @@ QWEN3_5_MULTIMODAL = Family(
     norm="model.language_model.norm",
     ignored=(r"^mtp\.", r"^model\.visual\."),
     text_config=True,
+    mtp="mtp.",
 )
