@@ -3,8 +3,8 @@
  * An element is `(code - centre) * scale`, or `code * scale + minimum` in forms that store minima; a code of a
  * table stands for its entry. Scales of super-blocks are a byte for each group times one number for 256 inputs.
  *
- * A panel is a row of blocks, of a group of 32 inputs or of a super-block of 256. A block is its codes, group by
- * group, then its factors, each for 16 outputs. Codes of a group go in eight runs of four inputs; a run takes four
+ * A panel is a row of blocks, of a group of 32 inputs or of a super-block of 256. A block is its factors, each for 16
+ * outputs, then its codes, group by group: it is read in order, as processors fetch ahead. Codes of a group go in eight runs of four inputs; a run takes four
  * bytes of each of 16 outputs, 64 in all. 8 bits: a run after another. Fewer bits: planes, as the bits of a code
  * demand: of four bits (two runs in 64 bytes: low halves, then high), of two (four runs) and of one (eight runs);
  * a code is its bits in these planes, the lowest ones first. */
@@ -55,19 +55,25 @@ INLINE int code_bytes(int form) { return RUN_BYTES * RULES[form].bits; } /* of a
 /* Scales of one output in a group. */
 INLINE int scales_of_group(int form) { return GROUP / RULES[form].width; }
 
-/* Where the bytes of minima begin, after those of scales. Q2_K has both in one byte: low half, high half. */
-INLINE int group_minima_at(int form) {
-    return form == Q2_K ? 0 : BLOCK_GROUPS * scales_of_group(form) * PANEL;
+/* A block begins with its factors in half precision: scales, then minima. */
+INLINE int half_bytes(int form) { return 2 * PANEL * (RULES[form].minima ? 2 : 1); }
+
+/* Then come, in super-blocks, the bytes of the groups' scales, then of minima. Q2_K has both in one byte: the scale
+ * in the low half, the minimum in the high one. */
+INLINE int group_minima_at(int form) { return form == Q2_K ? 0 : BLOCK_GROUPS * scales_of_group(form) * PANEL; }
+
+INLINE int codes_at(int form) {
+    int bytes = BLOCK_GROUPS * scales_of_group(form) * PANEL;
+    if (!RULES[form].supers) return half_bytes(form);
+    return half_bytes(form) + bytes + (RULES[form].minima && form != Q2_K ? bytes : 0);
 }
 
-/* Where the factors in half precision begin in a block. */
-INLINE int halves_at(int form) {
-    int codes = groups_of_block(form) * code_bytes(form), bytes = BLOCK_GROUPS * scales_of_group(form) * PANEL;
-    if (!RULES[form].supers) return codes;
-    return codes + bytes + (RULES[form].minima && form != Q2_K ? bytes : 0);
-}
+INLINE int block_bytes(int form) { return codes_at(form) + groups_of_block(form) * code_bytes(form); }
 
-INLINE int block_bytes(int form) { return halves_at(form) + 2 * PANEL * (RULES[form].minima ? 2 : 1); }
+/* The codes of a group of a block. */
+INLINE const uint8_t *codes_of(int form, const uint8_t *block, int group) {
+    return block + codes_at(form) + group * code_bytes(form);
+}
 
 INLINE size_t panel_bytes(int form, int inputs) {
     return (size_t)block_bytes(form) * (inputs / GROUP / groups_of_block(form));
@@ -87,10 +93,11 @@ static inline float from_half(uint16_t half) {
     return result.value;
 }
 
-/* A code as the products take it: shifted, or the entry of its table. `group` points to the group's codes. */
-INLINE int code_at(int form, const uint8_t *group, int lane, int k) {
+/* A code as the products take it: shifted, or the entry of its table. `group` points to the group's codes; `byte` is
+ * four times the lane, plus the place in the run. */
+INLINE int code_at(int form, const uint8_t *group, int run, int byte) {
     const Rule *rule = &RULES[form];
-    int run = k / 4, byte = lane * 4 + k % 4, code = 0, place = 0;
+    int code = 0, place = 0;
     if (rule->bits == 8) return group[run * RUN_BYTES + byte];
     if (rule->bits & 4) {
         code = group[run / 2 * RUN_BYTES + byte] >> run % 2 * 4 & 15;
@@ -109,11 +116,11 @@ INLINE int code_at(int form, const uint8_t *group, int lane, int k) {
 /* The scale and minimum of one output in one of a group's parts of 16 inputs (or the only one, of 32). */
 INLINE void factors_at(int form, const uint8_t *block, int group, int part, int lane, float *scale, float *minimum) {
     const Rule *rule = &RULES[form];
-    const uint16_t *halves = (const uint16_t *)(block + halves_at(form));
+    const uint16_t *halves = (const uint16_t *)block;
     *scale = from_half(halves[lane]);
     *minimum = rule->minima ? from_half(halves[PANEL + lane]) : 0.0f;
     if (rule->supers) {
-        const uint8_t *bytes = block + BLOCK_GROUPS * code_bytes(form);
+        const uint8_t *bytes = block + half_bytes(form);
         int at = (group * scales_of_group(form) + part) * PANEL + lane;
         int scale_byte = (int8_t)bytes[at], minimum_byte = bytes[group_minima_at(form) + at];
         if (form == Q2_K) {

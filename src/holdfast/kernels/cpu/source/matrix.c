@@ -2,8 +2,7 @@
  *
  * Products within a group of 32 (or 16) are integers, and groups are added in order: a row's result does not depend
  * on the rest of the batch, nor on the number of threads. The inner loop takes 16 or 8 outputs at a time on x86,
- * four on ARM, and is plain C elsewhere. Few rows multiply the codes as they are unpacked; for more rows a tile of
- * a panel is unpacked once, into codes of 8 bits and float factors, and then is the same for all forms. */
+ * four on ARM, and is plain C elsewhere; it unpacks the codes of a group for up to eight rows. */
 
 #include "lanes.h"
 
@@ -16,25 +15,8 @@
 
 enum {
     ROWS_AT_ONCE = 8,
-    ROWS_DIRECT = 8, /* most rows for which codes are not unpacked into a tile */
-    ROWS_OF_TILE = 64,
-    GROUPS_OF_TILE = 16,
+    BYTES_AHEAD = 4096, /* how far ahead of its use a weight is fetched */
 };
-
-/* A group of a panel as all forms have it; factors of the second 16 inputs only where they have their own. */
-typedef struct {
-    uint8_t codes[RUNS * RUN_BYTES];
-    float scale[2][PANEL], minimum[2][PANEL];
-} Group;
-
-/* What differs between forms once they are unpacked. */
-enum { WIDE = 1, HALF_GROUPS = 2, MINIMA = 4 };
-
-INLINE int kind_of(int form) {
-    int wide = RULES[form].bits == 8 || RULES[form].table == TABLE_IQ4 ? WIDE : 0;
-    if (RULES[form].width == GROUP) return wide | MINIMA;
-    return HALF_GROUPS | (RULES[form].minima ? MINIMA : 0);
-}
 
 /* --- the inner loops: LANES of 16 outputs, which are part `part` of them --- */
 
@@ -71,7 +53,7 @@ INLINE void load_factors(int form, const uint8_t *block, int group, int part, Re
         if (RULES[form].minima) minimum[half] = block_minimum;
         if (RULES[form].supers) {
             int at = (group * scales_of_group(form) + half) * PANEL + part * LANES;
-            const uint8_t *bytes = block + BLOCK_GROUPS * code_bytes(form) + at;
+            const uint8_t *bytes = block + half_bytes(form) + at;
             Whole scales = SIGNED_BYTES(bytes), minima = scales;
             if (form == Q2_K) {
                 minima = bits_of_words(scales, 4, 15);
@@ -87,23 +69,24 @@ INLINE void load_factors(int form, const uint8_t *block, int group, int part, Re
 }
 
 INLINE void load_halves(int form, const uint8_t *block, int part, Real *scale, Real *minimum) {
-    const uint16_t *halves = (const uint16_t *)(block + halves_at(form)) + part * LANES;
+    const uint16_t *halves = (const uint16_t *)block + part * LANES;
     *scale = HALVES(halves);
     if (form == Q3_K) *scale = MULTIPLY(*scale, REPEAT_REAL(0.125f));
     *minimum = RULES[form].minima ? HALVES(halves + PANEL) : REAL_ZERO();
 }
 
 /* Adds a group's products with `count` rows to their totals. */
-INLINE void add_group(int kind, const Whole codes[RUNS], const Real scale[2], const Real minimum[2],
+INLINE void add_group(int form, const Whole codes[RUNS], const Real scale[2], const Real minimum[2],
                       const Activations *x, int row, int count, int group, Real total[]) {
-    int groups = x->inputs / GROUP;
+    int groups = x->inputs / GROUP, minima = RULES[form].minima;
+    int wide = RULES[form].bits == 8 || RULES[form].table == TABLE_IQ4; /* codes of 8 bits */
     UNROLL for (int r = 0; r < count; r++) {
         size_t at = (size_t)(row + r) * groups + group;
         const int8_t *q = x->codes + at * GROUP;
-        if (!(kind & HALF_GROUPS)) {
+        if (RULES[form].width == GROUP) {
             Whole sum = ZERO();
             UNROLL for (int run = 0; run < RUNS; run++) {
-                sum = FOUR_PRODUCTS(sum, codes[run], REPEAT(q + run * 4), kind & WIDE);
+                sum = FOUR_PRODUCTS(sum, codes[run], REPEAT(q + run * 4), wide);
             }
             Real scaled = MULTIPLY(TO_REAL(sum), scale[0]);
             total[r] = MULTIPLY_ADD(scaled, REPEAT_REAL(x->scales[at]), total[r]);
@@ -111,7 +94,7 @@ INLINE void add_group(int kind, const Whole codes[RUNS], const Real scale[2], co
             continue;
         }
         Whole first = ZERO(), second = first;
-        if (!(kind & MINIMA)) {
+        if (!minima) {
             first = REPEAT(x->offsets + 2 * at);
             second = REPEAT(x->offsets + 2 * at + 1);
         }
@@ -121,7 +104,7 @@ INLINE void add_group(int kind, const Whole codes[RUNS], const Real scale[2], co
         }
         Real scaled = MULTIPLY_ADD(TO_REAL(second), scale[1], MULTIPLY(TO_REAL(first), scale[0]));
         total[r] = MULTIPLY_ADD(scaled, REPEAT_REAL(x->scales[at]), total[r]);
-        if (kind & MINIMA) {
+        if (minima) {
             total[r] = MULTIPLY_ADD(minimum[0], REPEAT_REAL(x->half_sums[2 * at]), total[r]);
             total[r] = MULTIPLY_ADD(minimum[1], REPEAT_REAL(x->half_sums[2 * at + 1]), total[r]);
         }
@@ -129,157 +112,112 @@ INLINE void add_group(int kind, const Whole codes[RUNS], const Real scale[2], co
 }
 
 /* The products of a whole panel with `count` rows. */
-INLINE void direct_part(int form, const uint8_t *block, const Activations *x, int row, int count, int part,
-                        float out[][PANEL]) {
+INLINE void panel_part(int form, const uint8_t *block, const Activations *x, int row, int count, int part,
+                       float out[][PANEL]) {
     Real total[ROWS_AT_ONCE];
     UNROLL for (int r = 0; r < count; r++) total[r] = REAL_ZERO();
-    int at_once = groups_of_block(form);
+    int at_once = groups_of_block(form), bytes = block_bytes(form) / at_once;
     for (int first = 0; first < x->inputs / GROUP; first += at_once, block += block_bytes(form)) {
         Real block_scale, block_minimum;
         load_halves(form, block, part, &block_scale, &block_minimum);
         for (int group = 0; group < at_once; group++) {
+            const uint8_t *ahead = block + group * bytes + BYTES_AHEAD;
+            for (int line = 0; line < bytes; line += 64) __builtin_prefetch(ahead + line);
             Whole codes[RUNS];
             Real scale[2], minimum[2];
-            load_codes(form, block + group * code_bytes(form), part, codes);
+            load_codes(form, codes_of(form, block, group), part, codes);
             load_factors(form, block, group, part, block_scale, block_minimum, scale, minimum);
-            add_group(kind_of(form), codes, scale, minimum, x, row, count, first + group, total);
+            add_group(form, codes, scale, minimum, x, row, count, first + group, total);
         }
     }
     UNROLL for (int r = 0; r < count; r++) WRITE(out[r] + part * LANES, total[r]);
 }
 
-INLINE void direct_rows(int form, const uint8_t *block, const Activations *x, int row, int count,
-                        float out[][PANEL]) {
-    ROLLED for (int part = 0; part < PANEL / LANES; part++) direct_part(form, block, x, row, count, part, out);
-}
-
-/* Unpacks one group of a block. */
-INLINE void unpack(int form, const uint8_t *block, int group, Group *to) {
-    ROLLED for (int part = 0; part < PANEL / LANES; part++) {
-        Whole codes[RUNS];
-        Real block_scale, block_minimum, scale[2], minimum[2];
-        load_codes(form, block + group * code_bytes(form), part, codes);
-        load_halves(form, block, part, &block_scale, &block_minimum);
-        load_factors(form, block, group, part, block_scale, block_minimum, scale, minimum);
-        UNROLL for (int run = 0; run < RUNS; run++) {
-            WRITE_WHOLE(to->codes + run * RUN_BYTES + part * LANES * 4, codes[run]);
-        }
-        for (int half = 0; half < GROUP / RULES[form].width; half++) {
-            WRITE(to->scale[half] + part * LANES, scale[half]);
-            WRITE(to->minimum[half] + part * LANES, minimum[half]);
-        }
-    }
-}
-
-/* Adds the products of unpacked groups with `count` rows to their sums. */
-INLINE void tile_rows(int kind, const Group *tile, int first, int groups, const Activations *x, int row, int count,
-                      float out[][PANEL]) {
-    ROLLED for (int part = 0; part < PANEL / LANES; part++) {
-        Real total[ROWS_AT_ONCE];
-        UNROLL for (int r = 0; r < count; r++) total[r] = LOAD_REAL(out[r] + part * LANES);
-        for (int group = 0; group < groups; group++) {
-            Whole codes[RUNS];
-            Real scale[2], minimum[2];
-            UNROLL for (int run = 0; run < RUNS; run++) {
-                codes[run] = LOAD(tile[group].codes + run * RUN_BYTES + part * LANES * 4);
-            }
-            for (int half = 0; half < (kind & HALF_GROUPS ? 2 : 1); half++) {
-                scale[half] = LOAD_REAL(tile[group].scale[half] + part * LANES);
-                if (kind & MINIMA) minimum[half] = LOAD_REAL(tile[group].minimum[half] + part * LANES);
-            }
-            add_group(kind, codes, scale, minimum, x, row, count, first + group, total);
-        }
-        UNROLL for (int r = 0; r < count; r++) WRITE(out[r] + part * LANES, total[r]);
-    }
+INLINE void panel_rows(int form, const uint8_t *block, const Activations *x, int row, int count,
+                       float out[][PANEL]) {
+    ROLLED for (int part = 0; part < PANEL / LANES; part++) panel_part(form, block, x, row, count, part, out);
 }
 #else
-static void unpack(int form, const uint8_t *block, int group, Group *to) {
+/* A group as all forms have it; factors of the second 16 inputs only where they have their own. */
+typedef struct {
+    uint8_t codes[RUNS][RUN_BYTES];
+    float scale[2][PANEL], minimum[2][PANEL];
+} Group;
+
+INLINE void unpack(int form, const uint8_t *block, int group, Group *to) {
+    const uint8_t *codes = codes_of(form, block, group);
+    UNROLL for (int run = 0; run < RUNS; run++) {
+        for (int byte = 0; byte < RUN_BYTES; byte++) to->codes[run][byte] = (uint8_t)code_at(form, codes, run, byte);
+    }
     for (int lane = 0; lane < PANEL; lane++) {
-        for (int k = 0; k < GROUP; k++) {
-            to->codes[k / 4 * RUN_BYTES + lane * 4 + k % 4] =
-                (uint8_t)code_at(form, block + group * code_bytes(form), lane, k);
-        }
         for (int half = 0; half < GROUP / RULES[form].width; half++) {
             factors_at(form, block, group, half, lane, &to->scale[half][lane], &to->minimum[half][lane]);
         }
     }
 }
 
-static void add_half(int kind, const Group *group, int half, const Activations *x, size_t at, float out[PANEL]) {
-    int width = kind & HALF_GROUPS ? GROUP / 2 : GROUP, offset = kind & MINIMA ? 0 : x->offsets[2 * at + half];
-    const int8_t *q = x->codes + at * GROUP + half * width;
-    float scale_of_x = x->scales[at], sum_of_x = kind & HALF_GROUPS ? x->half_sums[2 * at + half] : x->sums[at];
-    for (int lane = 0; lane < PANEL; lane++) {
-        const uint8_t *codes = group->codes + half * width / 4 * RUN_BYTES + lane * 4;
-        int32_t sum = offset;
-        for (int k = 0; k < width; k++) sum += codes[k / 4 * RUN_BYTES + k % 4] * q[k];
-        /* One product at a time: of a sum of two, compilers fuse now one and now the other. */
-        out[lane] += (float)sum * group->scale[half][lane] * scale_of_x;
-        if (kind & MINIMA) out[lane] += group->minimum[half][lane] * sum_of_x;
-    }
-}
-
-static void tile_rows(int kind, const Group *tile, int first, int groups, const Activations *x, int row, int count,
-                      float out[][PANEL]) {
-    for (int r = 0; r < count; r++) {
-        for (int group = 0; group < groups; group++) {
-            size_t at = (size_t)(row + r) * (x->inputs / GROUP) + first + group;
-            for (int half = 0; half < (kind & HALF_GROUPS ? 2 : 1); half++) {
-                add_half(kind, &tile[group], half, x, at, out[r]);
+/* Adds a group's products with one row. */
+static void add_group(const Group *group, int width, int minima, const Activations *x, size_t at, float out[PANEL]) {
+    for (int first = 0; first < GROUP; first += width) {
+        int half = first / width, whole = width == GROUP;
+        const int8_t *q = x->codes + at * GROUP + first;
+        float scale_of_x = x->scales[at], sum_of_x = whole ? x->sums[at] : x->half_sums[2 * at + half];
+        int32_t sums[PANEL], offset = whole || minima ? 0 : x->offsets[2 * at + half];
+        for (int lane = 0; lane < PANEL; lane++) sums[lane] = offset;
+        for (int k = 0; k < width; k += 4) {
+            const uint8_t *codes = group->codes[(first + k) / 4];
+            for (int lane = 0; lane < PANEL; lane++) {
+                for (int i = 0; i < 4; i++) sums[lane] += codes[lane * 4 + i] * q[k + i];
             }
+        }
+        for (int lane = 0; lane < PANEL; lane++) {
+            /* One product at a time: of a sum of two, compilers fuse now one and now the other. */
+            out[lane] += (float)sums[lane] * group->scale[half][lane] * scale_of_x;
+            if (whole || minima) out[lane] += group->minimum[half][lane] * sum_of_x;
         }
     }
 }
 
-static void direct_rows(int form, const uint8_t *block, const Activations *x, int row, int count,
-                        float out[][PANEL]) {
-    int at_once = groups_of_block(form);
+INLINE void panel_rows(int form, const uint8_t *block, const Activations *x, int row, int count,
+                       float out[][PANEL]) {
+    int at_once = groups_of_block(form), groups = x->inputs / GROUP;
     memset(out, 0, sizeof(float) * PANEL * count);
-    for (int first = 0; first < x->inputs / GROUP; first++) {
+    for (int index = 0; index < groups; index++) {
         Group group;
-        unpack(form, block, first % at_once, &group);
-        tile_rows(kind_of(form), &group, first, 1, x, row, count, out);
-        if (first % at_once == at_once - 1) block += block_bytes(form);
+        unpack(form, block, index % at_once, &group);
+        for (int r = 0; r < count; r++) {
+            size_t at = (size_t)(row + r) * groups + index;
+            add_group(&group, RULES[form].width, RULES[form].minima, x, at, out[r]);
+        }
+        if (index % at_once == at_once - 1) block += block_bytes(form);
     }
 }
 #endif
 
-/* --- functions of one form: the form, or the kind, and the number of rows are constants in each --- */
+/* --- panels: the form is a constant in each function, and with vectors the number of rows in each branch --- */
 
-/* Calls `function(..., row, rows, out)` for all rows, as many at once as there is a loop for. */
-#define FOR_ROWS(function, ...)                                                                          \
-    while (count > 0) {                                                                                  \
-        int done = count >= 8 ? 8 : count >= 4 ? 4 : count >= 2 ? 2 : 1;                                 \
-        if (done == 8) function(__VA_ARGS__, row, 8, out);                                               \
-        else if (done == 4) function(__VA_ARGS__, row, 4, out);                                          \
-        else if (done == 2) function(__VA_ARGS__, row, 2, out);                                          \
-        else function(__VA_ARGS__, row, 1, out);                                                         \
-        row += done, count -= done, out += done;                                                         \
-    }
+typedef void Rows(const uint8_t *blocks, const Activations *x, int row, int count, float out[][PANEL]);
 
-typedef void Direct(const uint8_t *blocks, const Activations *x, int row, int count, float out[][PANEL]);
-typedef void Unpack(const uint8_t *blocks, int first, int groups, Group *tile);
-typedef void Multiply(const Group *tile, int first, int groups, const Activations *x, int row, int count,
-                      float out[][PANEL]);
-
+#if defined(LANES)
 #define DEFINE_FORM(form)                                                                                \
-    static void direct_##form(const uint8_t *blocks, const Activations *x, int row, int count,           \
-                              float out[][PANEL]) {                                                      \
-        FOR_ROWS(direct_rows, form, blocks, x)                                                           \
-    }                                                                                                    \
-    static void unpack_##form(const uint8_t *blocks, int first, int groups, Group *tile) {               \
-        int at_once = groups_of_block(form);                                                             \
-        for (int group = first; group < first + groups; group++) {                                       \
-            const uint8_t *block = blocks + (size_t)block_bytes(form) * (group / at_once);               \
-            unpack(form, block, group % at_once, tile++);                                                \
+    static void rows_##form(const uint8_t *blocks, const Activations *x, int row, int count,             \
+                            float out[][PANEL]) {                                                        \
+        while (count > 0) {                                                                              \
+            int done = count >= 8 ? 8 : count >= 4 ? 4 : count >= 2 ? 2 : 1;                             \
+            if (done == 8) panel_rows(form, blocks, x, row, 8, out);                                     \
+            else if (done == 4) panel_rows(form, blocks, x, row, 4, out);                                \
+            else if (done == 2) panel_rows(form, blocks, x, row, 2, out);                                \
+            else panel_rows(form, blocks, x, row, 1, out);                                               \
+            row += done, count -= done, out += done;                                                     \
         }                                                                                                \
     }
-
-#define DEFINE_KIND(name, kind)                                                                          \
-    static void name(const Group *tile, int first, int groups, const Activations *x, int row, int count, \
-                     float out[][PANEL]) {                                                               \
-        FOR_ROWS(tile_rows, kind, tile, first, groups, x)                                                \
+#else
+#define DEFINE_FORM(form)                                                                                \
+    static void rows_##form(const uint8_t *blocks, const Activations *x, int row, int count,             \
+                            float out[][PANEL]) {                                                        \
+        panel_rows(form, blocks, x, row, count, out);                                                    \
     }
+#endif
 
 DEFINE_FORM(Q4_0)
 DEFINE_FORM(Q4_1)
@@ -295,43 +233,18 @@ DEFINE_FORM(Q5_K)
 DEFINE_FORM(Q6_K)
 DEFINE_FORM(IQ4_XS)
 
-DEFINE_KIND(multiply_groups, MINIMA)
-DEFINE_KIND(multiply_wide, MINIMA | WIDE)
-DEFINE_KIND(multiply_halves, HALF_GROUPS)
-DEFINE_KIND(multiply_halves_minima, HALF_GROUPS | MINIMA)
-
-#define TABLE(name)                                                                                      \
-    {[Q4_0] = name##_Q4_0, [Q4_1] = name##_Q4_1, [Q5_0] = name##_Q5_0,     [Q5_1] = name##_Q5_1,         \
-     [Q8_0] = name##_Q8_0, [E2M1] = name##_E2M1, [IQ4_NL] = name##_IQ4_NL, [Q2_K] = name##_Q2_K,         \
-     [Q3_K] = name##_Q3_K, [Q4_K] = name##_Q4_K, [Q5_K] = name##_Q5_K,     [Q6_K] = name##_Q6_K,         \
-     [IQ4_XS] = name##_IQ4_XS}
-
-static Direct *const DIRECT[FORMS] = TABLE(direct);
-static Unpack *const UNPACK[FORMS] = TABLE(unpack);
-static Multiply *const MULTIPLY_TILE[] = {
-    [MINIMA] = multiply_groups,
-    [MINIMA | WIDE] = multiply_wide,
-    [HALF_GROUPS] = multiply_halves,
-    [HALF_GROUPS | MINIMA] = multiply_halves_minima,
+static Rows *const ROWS[FORMS] = {
+    [Q4_0] = rows_Q4_0, [Q4_1] = rows_Q4_1, [Q5_0] = rows_Q5_0,     [Q5_1] = rows_Q5_1, [Q8_0] = rows_Q8_0,
+    [E2M1] = rows_E2M1, [Q2_K] = rows_Q2_K, [Q3_K] = rows_Q3_K,     [Q4_K] = rows_Q4_K, [Q5_K] = rows_Q5_K,
+    [Q6_K] = rows_Q6_K, [IQ4_NL] = rows_IQ4_NL, [IQ4_XS] = rows_IQ4_XS,
 };
 
-/* 16 outputs of up to ROWS_OF_TILE rows. */
+/* 16 outputs of up to eight rows. */
 static void panel(const Matrix *matrix, int index, const Activations *x, int row, int count, float out[][PANEL]) {
     const MatrixPart *part = matrix->parts;
     for (; index >= part->panels; part++) index -= part->panels;
-    int form = part->form, groups = matrix->inputs / GROUP;
-    const uint8_t *blocks = part->blocks + panel_bytes(form, matrix->inputs) * (size_t)index;
-    if (count <= ROWS_DIRECT) {
-        DIRECT[form](blocks, x, row, count, out);
-        return;
-    }
-    Group tile[GROUPS_OF_TILE];
-    memset(out, 0, sizeof(float) * PANEL * count);
-    for (int first = 0; first < groups; first += GROUPS_OF_TILE) {
-        int some = groups - first < GROUPS_OF_TILE ? groups - first : GROUPS_OF_TILE;
-        UNPACK[form](blocks, first, some, tile);
-        MULTIPLY_TILE[kind_of(form)](tile, first, some, x, row, count, out);
-    }
+    const uint8_t *blocks = part->blocks + panel_bytes(part->form, matrix->inputs) * (size_t)index;
+    ROWS[part->form](blocks, x, row, count, out);
 }
 
 /* --- whole products --- */
@@ -376,10 +289,10 @@ static void product_piece(void *context, int piece) {
     const Product *product = context;
     int first = piece * product->panels_at_once, end = first + product->panels_at_once;
     if (end > product->panels) end = product->panels;
-    float sums[ROWS_OF_TILE][PANEL], ups[ROWS_OF_TILE][PANEL];
+    float sums[ROWS_AT_ONCE][PANEL], ups[ROWS_AT_ONCE][PANEL];
     for (int index = first; index < end; index++) {
-        for (int row = 0; row < product->x->rows; row += ROWS_OF_TILE) {
-            int left = product->x->rows - row, count = left < ROWS_OF_TILE ? left : ROWS_OF_TILE;
+        for (int row = 0; row < product->x->rows; row += ROWS_AT_ONCE) {
+            int left = product->x->rows - row, count = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
             panel(product->matrix, index, product->x, row, count, sums);
             if (product->finish == SWIGLU) {
                 panel(product->matrix, product->panels + index, product->x, row, count, ups);

@@ -45,12 +45,12 @@ static void put_code(int form, uint8_t *group, int lane, int k, int code) {
 static void put_factors(const Unpacked *from, uint8_t *block, int output, int index) {
     int form = from->form, lane = output % PANEL, groups = groups_of_block(form);
     size_t at = (size_t)output * (from->inputs / GROUP / groups) + index;
-    uint16_t *halves = (uint16_t *)(block + halves_at(form));
+    uint16_t *halves = (uint16_t *)block;
     halves[lane] = to_half(from->scales[at]);
     if (RULES[form].minima) halves[PANEL + lane] = to_half(from->minima[at]);
     if (!RULES[form].supers) return;
     int count = BLOCK_GROUPS * scales_of_group(form);
-    uint8_t *bytes = block + BLOCK_GROUPS * code_bytes(form);
+    uint8_t *bytes = block + half_bytes(form);
     for (int i = 0; i < count; i++) {
         bytes[i * PANEL + lane] = (uint8_t)from->group_scales[at * count + i];
         if (!RULES[form].minima) continue;
@@ -75,8 +75,9 @@ static void packing_piece(void *context, int panel) {
         for (int lane = 0; lane < PANEL && panel * PANEL + lane < from->outputs; lane++) {
             int output = panel * PANEL + lane;
             const uint8_t *codes = from->codes + (size_t)output * from->inputs + index * groups * GROUP;
+            uint8_t *to = block + codes_at(form);
             for (int group = 0; group < groups; group++, codes += GROUP) {
-                for (int k = 0; k < GROUP; k++) put_code(form, block + group * code_bytes(form), lane, k, codes[k]);
+                for (int k = 0; k < GROUP; k++) put_code(form, to + group * code_bytes(form), lane, k, codes[k]);
             }
             put_factors(from, block, output, index);
         }
@@ -97,7 +98,7 @@ static void unpack_row(int form, const uint8_t *panel, int lane, int inputs, flo
                 float scale, minimum;
                 factors_at(form, panel, group, part, lane, &scale, &minimum);
                 for (int k = part * width; k < (part + 1) * width; k++) {
-                    int code = code_at(form, panel + group * code_bytes(form), lane, k);
+                    int code = code_at(form, codes_of(form, panel, group), k / 4, lane * 4 + k % 4);
                     /* Exact without minima: a whole number times the scale. */
                     float value = minima ? (float)code * scale + minimum : (float)(code - RULES[form].centre) * scale;
                     *out++ = value * multiplier;
