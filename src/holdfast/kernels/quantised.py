@@ -4,9 +4,10 @@ Loaders (`holdfast.models.quantised`) turn each published format into a `Quantis
 (`linear_quantised`, `experts`) take nothing else. So a kernel is written for the kinds of codes,
 not for the formats, and a format is one function that rearranges bytes.
 
-A weight element is `factor[o] * (scale[o, g] * (code[o, k] - zero[o, g]) + minimum[o, g])`, where `g = k // group`
-and column k of the codes multiplies input `permutation[k]`. In super-blocks of 256 inputs, scales and minima are
-small integers times a number for each super-block. The bytes are those of the checkpoint: nothing is rounded.
+A weight element is `factor[o] * (scale[o, g] * (code[o, k] - zero[o, g]) + minimum[o, g])`, where
+`g = k // group` and column k of the codes multiplies input `permutation[k]`. In super-blocks of 256 inputs,
+scales and minima are small integers times a number for each super-block. The bytes are those of the
+checkpoint: nothing is rounded.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from torch import Tensor
 
 
 class Codes(Enum):
-    """The kinds of codes. Those of 4 bits lie two in a byte, the even input in the low half; others one in a byte.
+    """The kinds of codes. Those of 4 bits lie two in a byte, the even input in the low half; others one.
 
-    Integers of fewer than 8 bits are unsigned. With neither zeros nor minima their zero point is half their range.
+    Integers of fewer than 8 bits are unsigned. Without zeros and minima their zero point is half their range.
     """
 
     INT2 = "int2"
@@ -48,7 +49,15 @@ class Codes(Enum):
         return 2 if self.bits == 4 else 1
 
 
-_BITS = {Codes.INT2: 2, Codes.INT3: 3, Codes.INT4: 4, Codes.E2M1: 4, Codes.IQ4: 4, Codes.INT5: 5, Codes.INT6: 6}
+_BITS = {
+    Codes.INT2: 2,
+    Codes.INT3: 3,
+    Codes.INT4: 4,
+    Codes.E2M1: 4,
+    Codes.IQ4: 4,
+    Codes.INT5: 5,
+    Codes.INT6: 6,
+}
 
 UNSIGNED = frozenset({Codes.INT2, Codes.INT3, Codes.INT4, Codes.INT5, Codes.INT6})
 
@@ -63,7 +72,7 @@ SUPER_BLOCK = 256
 class QuantisedWeight:
     """A weight [outputs, inputs], or [experts, outputs, inputs]: then every tensor has the experts first.
 
-    `codes` are uint8 [outputs, inputs / 2] for 4 bits, else uint8 [outputs, inputs], or int8 for INT8. `scales`
+    `codes` are uint8 [outputs, inputs / 2] for 4 bits, else [outputs, inputs], int8 for INT8. `scales`
     [outputs, inputs / group] are floats of 16 or 32 bits, or uint8 exponents of two with a bias of 127
     (E8M0). `zeros` are uint8 in the shape of the scales (INT4 only), `factors` float32 [outputs],
     `permutation` int32 [inputs]. `minima` (unsigned integers only) are floats in the shape of the scales.

@@ -265,7 +265,7 @@ class GgufSource:
             raise ConfigurationError(f"tensor {name}: format {entry.kind.name} is not supported") from error
 
     def codes(self, name: str) -> QuantisedWeight | None:
-        """The codes of a matrix; None for unquantised values, parts of different formats, and changed values."""
+        """The codes of a matrix; None for formats without, parts of different ones, and changed values."""
         entries = self._entries(name)
         if self._tensors[name].change != Change() or any(len(entry.shape) != 2 for entry in entries):
             return None

@@ -1,7 +1,7 @@
 """Blocks of GGUF's quantised formats as `QuantisedWeight`s: bytes are rearranged, nothing is rounded.
 
-`read_codes` takes the bytes of a matrix. A format is one function of its blocks [outputs, blocks, bytes]. Called by
-`gguf`.
+`read_codes` takes the bytes of a matrix. A format is one function of its blocks [outputs, blocks, bytes].
+Called by `gguf`.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Source(Protocol):
         ...
 
     def codes(self, name: str) -> QuantisedWeight | None:
-        """A matrix by its codes, where the file stores it so and by itself (`quantised` reads checkpoints)."""
+        """A matrix by its codes, where its bytes alone have them, as in GGUF files; else None."""
         ...
 
 

@@ -78,11 +78,9 @@ def calculates(loaded: ctypes.CDLL) -> bool:
         factors = torch.linspace(0.25, 0.5, outputs * (1 if supers else inputs // group)).view(outputs, -1)
         factors = factors.half().float()
         scale = factors * groups if supers else factors
-        given = (codes, factors, factors, groups, groups)
-        loaded.hf_pack(
-            ctypes.byref(UnpackedStructure(*(each.data_ptr() for each in given), outputs, inputs, form.value, 0)),
-            blocks.data_ptr(),
-        )
+        given = (each.data_ptr() for each in (codes, factors, factors, groups, groups))
+        unpacked = UnpackedStructure(*given, outputs, inputs, form.value, 0)
+        loaded.hf_pack(ctypes.byref(unpacked), blocks.data_ptr())
         part = MatrixPartStructure(blocks.data_ptr(), form.value, 1)
         matrix = MatrixStructure(ctypes.addressof(part), None, outputs, inputs, 1, 0)
         centre = {Form.Q8_0: 128.0, Form.Q6_K: 32.0}.get(form, -1.0)  # minima are equal to scales

@@ -54,7 +54,7 @@ class PackedMatrix:
         self._library = loaded
         self._bias = None if bias is None else bias.to(torch.float32).contiguous()
         self._structures = (MatrixPartStructure * len(parts))(
-            *((part.blocks.data_ptr(), part.form.value, part.panels) for part in parts)
+            *(MatrixPartStructure(part.blocks.data_ptr(), part.form.value, part.panels) for part in parts)
         )
         self.structure = MatrixStructure(
             ctypes.addressof(self._structures),

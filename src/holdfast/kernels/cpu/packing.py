@@ -1,7 +1,8 @@
 """Quantised weights in the forms of the C kernels.
 
-`pack` rearranges the codes of a `QuantisedWeight`; scales and minima that are not in bytes become half precision,
-the rest is exact. `eight_bit` quantises what has no form of its own. Called by `models` where C kernels are available.
+`pack` rearranges the codes of a `QuantisedWeight`; scales and minima that are not in bytes become half
+precision, the rest is exact. `eight_bit` quantises what has no form of its own. Called by `models` where
+the C kernels are available.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from holdfast.kernels.cpu.library import library
 from holdfast.kernels.cpu.matrix import GROUP, PANEL, PackedMatrix, PackedPart
 from holdfast.kernels.cpu.structures import Form, UnpackedStructure
 from holdfast.kernels.quantised import Codes, QuantisedWeight, joined
-from holdfast.kernels.torch.quantised import group_factors, halves, scale_values, values
+from holdfast.kernels.torch.quantised import group_factors, halves, values
 
 _HALF_MOST = 65504.0
 """The largest number in half precision."""
@@ -74,11 +75,8 @@ def _pack_plain(weight: QuantisedWeight, codes: Tensor) -> PackedPart | None:
     if weight.kind is Codes.INT8:
         codes = codes.view(torch.uint8) ^ 0x80
     repeats = weight.group // GROUP
-    scale, minimum = (
-        None if each is None else each.repeat_interleave(repeats, dim=1) for each in (scale, minimum)
-    )
-    assert scale is not None
-    return _packed(form, codes, scale, minimum, None, None)
+    minimum = None if minimum is None else minimum.repeat_interleave(repeats, dim=1)
+    return _packed(form, codes, scale.repeat_interleave(repeats, dim=1), minimum, None, None)
 
 
 def _packed(
@@ -119,7 +117,8 @@ def pack_matrix(
 ) -> PackedMatrix:
     """Weights that follow each other as one matrix, its outputs reordered by `order`.
 
-    They keep their forms, unless the order mixes different ones or one ends within 16 outputs: then all become 8 bits.
+    They keep their forms, unless the order mixes different ones or one ends within 16 outputs: then all are
+    quantised to 8 bits.
     """
     merged = [weights[0]]
     for weight in weights[1:]:
