@@ -210,7 +210,7 @@ def test_experts_of_a_file_stay_packed(tmp_path: Path) -> None:
 
 def test_experts_in_k_quants_keep_the_form_of_each_matrix(tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256}
-    model, path = build("qwen3moe", **sizes), tmp_path / "model.gguf"
+    model, path = build("qwen3moe", **sizes, initializer_range=0.03), tmp_path / "model.gguf"
     kinds = {"ffn_gate_exps": Kind.Q4_K, "ffn_up_exps": Kind.Q3_K, "ffn_down_exps": Kind.Q6_K}
     write(model, path, "qwen3moe", Kind.Q5_0, kinds)
     checkpoint = open_checkpoint(path)
@@ -219,6 +219,8 @@ def test_experts_in_k_quants_keep_the_form_of_each_matrix(tmp_path: Path) -> Non
     for each in experts:
         assert {tuple(part.form for part in one.parts) for one in each.inner} == {(Form.Q4_K, Form.Q3_K)}
         assert {tuple(part.form for part in one.parts) for one in each.outer} == {(Form.Q6_K,)}
+        state = model.state_dict()[f"model.layers.{experts.index(each)}.mlp.experts.gate_up_proj"]
+        assert torch.equal(torch.stack([one.rows(torch.arange(512)) for one in each.inner]), state)
     tokens = torch.randint(160, (60,), generator=torch.Generator().manual_seed(1)).tolist()
     with torch.inference_mode():
         expected = model(torch.tensor([tokens])).logits[0]
