@@ -2,10 +2,11 @@
 
     python -m holdfast.bench.cpu.formats [--shapes smollm2 llama-2048] [--rows 1 4 16 512] [--rounds 5]
 
-All matrices of a decoder are multiplied one after another, with random codes, attention and norms left out. A
-line is one format. *regrouped* is how these files were held before the kernels read them: Q4_K with a scale and
-a minimum in half precision for each 32 weights, formats of other widths in 8 bits. Each round measures all
-formats in turn; figures are medians of one thread's processor time, ratios medians of the rounds' ratios to Q4_1.
+All matrices of a decoder are multiplied one after another, with random codes, attention and norms left out.
+A line is one format. *regrouped* is how these files were held before the kernels read them: Q4_K with a scale
+and a minimum in half precision for each 32 weights, formats of other widths in 8 bits. Each round measures
+all formats in turn; figures are medians of one thread's processor time, ratios medians of the rounds' ratios
+to Q4_1.
 """
 
 from __future__ import annotations
