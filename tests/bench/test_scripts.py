@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.bench.cpu import __main__ as cpu
-from holdfast.bench.cpu import host_step, kv_quality
+from holdfast.bench.cpu import formats, host_step, kv_quality
 from holdfast.bench.loops import open_model
 from holdfast.bench.server import attacks, commits, engine_turns
 from holdfast.bench.small_models import saved_small_model
 from holdfast.bench.timing import in_turn
 from holdfast.engine.durable.stores import read_sessions
+from holdfast.kernels.cpu.matrix import available
 from tests.databases import STORES, new_place
 
 SCRIPTS = (
@@ -20,6 +21,7 @@ SCRIPTS = (
     "cpu.constrained",
     "cpu.drafting",
     "cpu.engine",
+    "cpu.formats",
     "cpu.heads",
     "cpu.host_step",
     "cpu.kv_quality",
@@ -109,3 +111,15 @@ def test_an_attack_sends_whole_requests_and_frames_of_a_client() -> None:
     begun = attacks.BEGUN
     assert begun[0] == 0x1, "a text frame that is not the last"
     assert begun[1] == 0x80 | 1, "masked, one byte"
+
+
+def test_formats_are_measured_beside_q4_1(capsys: pytest.CaptureFixture[str]) -> None:
+    if not available():
+        pytest.skip("this machine has no C kernels")
+    shape = formats.Shape(width=256, inner=256, heads=4, kv_heads=1, head_dim=64, layers=2)
+    formats.report("small", shape, [*formats.SINGLE, *formats.MIXTURES], [1, 3], 1)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert [line.split("│")[1].strip() for line in lines] == [*formats.SINGLE, *formats.MIXTURES]
+    assert "(1.00)" in lines[0]
+    forms = [[part.form.name for part in matrix.parts] for matrix in formats.matrices(shape, "Q4_K_M")]
+    assert forms == [["Q4_K", "Q6_K"], ["Q4_K"], ["Q4_K"], ["Q6_K"], *[["Q4_K"]] * 4]

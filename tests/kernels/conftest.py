@@ -1,13 +1,37 @@
-"""Fixtures of the kernel tests: Triton's interpreter, and one thread for small tensors."""
+"""Fixtures of the kernel tests: Triton's interpreter, one thread for small tensors, the C kernels."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from holdfast.kernels.cpu import attention, library, matrix, packing, sampling
 from tests.kernels.interpreter import INTERPRETED
+
+FLAGS = {
+    "native": (),
+    "avx512": ("-march=skylake-avx512",),
+    "avx2": ("-march=haswell",),
+    "portable": ("-DHOLDFAST_PORTABLE",),
+}
+FEATURES = {"avx512": {"avx512bw", "avx512vl"}, "avx2": {"avx2"}}
+
+
+@pytest.fixture(params=FLAGS)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """The C kernels as compiled for one kind of processor."""
+    name = request.param
+    if not library.processor_features() >= FEATURES.get(name, set()):
+        pytest.skip(f"this processor cannot run {name}")
+    loaded = library.library() if name == "native" else library.load(library.compiled(FLAGS[name]))
+    assert loaded is not None
+    loaded.hf_threads(2)
+    for module in (matrix, packing, attention, sampling):
+        monkeypatch.setattr(module, "library", lambda: loaded)
+    return loaded
 
 
 @pytest.fixture

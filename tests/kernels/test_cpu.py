@@ -8,43 +8,16 @@ import pytest
 import torch
 
 from holdfast.kernels import attend, build_batch, configure
-from holdfast.kernels.cpu import attention, library, matrix, sampling
+from holdfast.kernels.cpu import library, matrix, sampling
+from holdfast.kernels.cpu.packing import eight_bit, pack_matrix
+from holdfast.kernels.quantised import Codes, QuantisedWeight
 from holdfast.kernels.settings import KernelSettings
 from holdfast.kernels.torch import attention as torch_attention
 from holdfast.kernels.torch import sampling as torch_sampling
+from tests.kernels.rounding import rounded
 
 if library.library() is None:
     pytest.skip("this machine has no C kernels", allow_module_level=True)
-
-FLAGS = {
-    "native": (),
-    "avx512": ("-march=skylake-avx512",),
-    "avx2": ("-march=haswell",),
-    "portable": ("-DHOLDFAST_PORTABLE",),
-}
-FEATURES = {"avx512": {"avx512bw", "avx512vl"}, "avx2": {"avx2"}}
-
-
-@pytest.fixture(params=FLAGS)
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    """The kernels as compiled for one kind of processor."""
-    name = request.param
-    if not library.processor_features() >= FEATURES.get(name, set()):
-        pytest.skip(f"this processor cannot run {name}")
-    loaded = library.library() if name == "native" else library.load(library.compiled(FLAGS[name]))
-    assert loaded is not None
-    loaded.hf_threads(2)
-    monkeypatch.setattr(matrix, "library", lambda: loaded)
-    monkeypatch.setattr(attention, "library", lambda: loaded)
-    monkeypatch.setattr(sampling, "library", lambda: loaded)
-    return loaded
-
-
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Activations as the kernels see them: 8 bits in groups of 32."""
-    grouped = x.unflatten(-1, (-1, 32))
-    scale = grouped.abs().amax(dim=-1, keepdim=True) / 127
-    return torch.where(scale > 0, (grouped / scale).round() * scale, 0.0).flatten(-2)
 
 
 def random_matrix(bits: int, outputs: int, inputs: int) -> tuple[matrix.PackedMatrix, torch.Tensor]:
@@ -53,16 +26,17 @@ def random_matrix(bits: int, outputs: int, inputs: int) -> tuple[matrix.PackedMa
     bias = torch.randn(outputs, generator=generator)
     if bits == 8:
         weight = torch.randn(outputs, inputs, generator=generator)
-        packed = matrix.pack_eight_bit(weight, bias)
+        packed = pack_matrix([eight_bit(weight)], bias=bias)
         scale = (weight.unflatten(1, (-1, 32)).abs().amax(dim=-1) / 127).repeat_interleave(32, dim=1)
         assert ((packed.rows(torch.arange(outputs)) - weight).abs() <= 0.52 * scale).all()
     else:
         codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, generator=generator)
         groups = (outputs, inputs // 32)
-        scale, least = (torch.randn(groups, generator=generator).half().float() for _ in range(2))
-        weight = codes.unflatten(1, (-1, 32)) * scale[..., None] + least[..., None]
+        scale, least = (torch.randn(groups, generator=generator).half() for _ in range(2))
+        weight = codes.unflatten(1, (-1, 32)) * scale.float()[..., None] + least.float()[..., None]
         weight = weight.flatten(1)
-        packed = matrix.PackedMatrix(codes, scale, least, bias, 4)
+        pairs = codes[:, ::2] | codes[:, 1::2] << 4
+        packed = pack_matrix([QuantisedWeight(Codes.INT4, pairs, scale, 32, minima=least)], bias=bias)
         assert torch.allclose(packed.rows(torch.arange(outputs)), weight, rtol=1e-6, atol=1e-6)
     return packed, bias
 
@@ -93,24 +67,21 @@ def test_products(kernels: ctypes.CDLL, bits: int, outputs: int, inputs: int) ->
 
 
 TABLES = {
-    matrix.Table.E2M1: ([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], matrix.pack_e2m1),
-    matrix.Table.IQ4: (
-        [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
-        matrix.pack_iq4,
-    ),
+    Codes.E2M1: [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6],
+    Codes.IQ4: [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
 }
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-def test_codes_that_stand_for_a_table(kernels: ctypes.CDLL, table: matrix.Table) -> None:
+def test_codes_that_stand_for_a_table(kernels: ctypes.CDLL, table: Codes) -> None:
     """Every code beside the largest activations, which eight bits hold; scales are powers of two."""
-    values, pack = TABLES[table]
     generator = torch.Generator().manual_seed(1)
     codes = torch.randint(0, 16, (40, 96), dtype=torch.uint8, generator=generator)
     codes[0], codes[1] = 0, 15
     scale = torch.exp2(torch.randint(-8, 3, (40, 3), generator=generator).float())
-    weight = torch.tensor(values)[codes.long()] * scale.repeat_interleave(32, dim=1)
-    packed = pack(codes, scale)
+    weight = torch.tensor(TABLES[table])[codes.long()] * scale.repeat_interleave(32, dim=1)
+    pairs = codes[:, ::2] | codes[:, 1::2] << 4
+    packed = pack_matrix([QuantisedWeight(table, pairs, scale, 32)])
     assert torch.equal(packed.rows(torch.arange(40)), weight)
     x = torch.randint(-127, 128, (13, 96), generator=generator).float()
     x[:, ::32] = 127.0
@@ -133,9 +104,8 @@ def test_a_row_does_not_depend_on_its_company(kernels: ctypes.CDLL, bits: int) -
 
 
 def test_largest_codes_do_not_overflow(kernels: ctypes.CDLL) -> None:
-    codes = torch.full((16, 64), 255, dtype=torch.uint8)
-    ones = torch.ones(16, 2)
-    packed = matrix.PackedMatrix(codes, ones, -128 * ones, None, 8)
+    codes = torch.full((16, 64), 127, dtype=torch.int8)
+    packed = pack_matrix([QuantisedWeight(Codes.INT8, codes, torch.ones(16, 2), 32)])
     for sign in (1.0, -1.0):
         assert packed(torch.full((1, 64), sign)).tolist() == [[pytest.approx(64 * 127 * sign)] * 16]
 
@@ -308,6 +278,7 @@ def test_kernels_that_calculate_wrongly_are_not_used(monkeypatch: pytest.MonkeyP
         """Answers zeros."""
 
         hf_pack = staticmethod(loaded.hf_pack)
+        hf_packed_bytes = staticmethod(loaded.hf_packed_bytes)
 
         @staticmethod
         def hf_linear(*_: object) -> int:

@@ -1,16 +1,20 @@
 """Small GGUF files for tests, written with the gguf package from models of transformers.
 
-Every matrix is in one format; the weights that the file really holds (after quantisation) are put back into
-the transformers model, so that it is the reference of what the file means.
+Every matrix is in one format, or some are in others; the weights that the file really holds (after
+quantisation) are put back into the transformers model, so that it is the reference of what the file means.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import PreTrainedConfig, PreTrainedModel
+
+from tests.models.k_quants import WRITERS, quantise_blocks
 
 LAYER_NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -59,19 +63,24 @@ _BLOCK_SCALES = {
 """Where a block has its scale and what that is, where it has the scale of its minima and how much larger."""
 
 
-def quantise(weight: np.ndarray, kind: Kind, seed: int) -> np.ndarray:
-    """Bytes of a matrix; formats that the package cannot write get random blocks of sensible scale."""
-    if kind not in _BLOCK_SCALES:
-        return gguf.quantize(weight, kind)
-    block, size = gguf.GGML_QUANT_SIZES[kind]
+def quantise(weight: np.ndarray, kind: Kind) -> np.ndarray:
+    """Bytes of a matrix."""
+    return quantise_blocks(weight, kind) if kind in WRITERS else gguf.quantize(weight, kind)
+
+
+def random_blocks(outputs: int, inputs: int, kind: Kind, seed: int) -> np.ndarray:
+    """Bytes of a random matrix: in K-quants and IQ4 all codes and all scales of groups."""
     random = np.random.default_rng(seed)
-    blocks = random.integers(0, 256, (weight.shape[0], weight.shape[1] // block, size), dtype=np.uint8)
+    if kind not in _BLOCK_SCALES:
+        return gguf.quantize(random.standard_normal((outputs, inputs), dtype=np.float32), kind)
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (outputs, inputs // block, size), dtype=np.uint8)
     at, value, minimum_at, ratio = _BLOCK_SCALES[kind]
     scale = np.full((*blocks.shape[:2], 1), value, dtype=np.float16)
     blocks[..., at : at + 2] = scale.view(np.uint8)
     if minimum_at is not None:
         blocks[..., minimum_at : minimum_at + 2] = (scale * ratio).view(np.uint8)
-    return blocks.reshape(weight.shape[0], -1)
+    return blocks.reshape(outputs, -1)
 
 
 def add_sizes(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
@@ -96,8 +105,18 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def write_gguf(model: PreTrainedModel, path: Path, kind: Kind, *, architecture: str = "llama") -> None:
-    """Writes a model with all matrices in one format, and sets the model's weights to what was written."""
+def write_gguf(
+    model: PreTrainedModel,
+    path: Path,
+    kind: Kind,
+    *,
+    architecture: str = "llama",
+    others: Mapping[str, Kind] = MappingProxyType({}),
+) -> None:
+    """Writes a model with all matrices in one format, and sets the model's weights to what was written.
+
+    `others`: the formats of matrices whose names contain these words.
+    """
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)
     add_sizes(writer, config)
@@ -106,7 +125,7 @@ def write_gguf(model: PreTrainedModel, path: Path, kind: Kind, *, architecture: 
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     tied = config.tie_word_embeddings
     state = model.state_dict()
-    for seed, (name, tensor) in enumerate(state.items()):
+    for name, tensor in state.items():
         if tied and name == "lm_head.weight":
             continue
         weight = tensor.detach().numpy()
@@ -116,12 +135,13 @@ def write_gguf(model: PreTrainedModel, path: Path, kind: Kind, *, architecture: 
         if weight.ndim == 1 or kind is Kind.F32:
             writer.add_tensor(gguf_name(name), weight.astype(np.float32))
             continue
-        raw = quantise(weight, kind, seed)
-        writer.add_tensor(gguf_name(name), raw, raw_dtype=kind)
-        meant = gguf.dequantize(raw, kind)
+        used = next((each for part, each in others.items() if part in name), kind)
+        raw = quantise(weight, used)
+        writer.add_tensor(gguf_name(name), raw, raw_dtype=used)
+        meant = gguf.dequantize(raw, used)
         if architecture == "llama" and rotated is not None:
             meant = deinterleave(meant, rotated)
-        state[name].copy_(torch.from_numpy(meant.astype(np.float32)))
+        tensor.copy_(torch.from_numpy(meant.astype(np.float32)))
     if tied:
         model.tie_weights()
     finish(writer)

@@ -194,6 +194,32 @@ def test_a_tensor_without_dimensions_is_refused(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "flat.gguf")
 
 
+def test_rows_that_super_blocks_do_not_divide_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "narrow.gguf"
+    write_gguf(build(LlamaConfig, LlamaForCausalLM), path, Kind.Q4_K)
+    content, name = path.read_bytes(), b"blk.1.ffn_up.weight"
+    shape = struct.pack("<IQQ", 2, SIZES["hidden_size"], SIZES["intermediate_size"])
+    assert content.count(name + shape) == 1
+    path.write_bytes(content.replace(name + shape, name + struct.pack("<IQQ", 2, 288, 128)))
+    refusal = r"narrow\.gguf.*blk\.1\.ffn_up\.weight has rows of 288, not a multiple of 256"
+    with pytest.raises(ConfigurationError, match=refusal):
+        open_checkpoint(path)
+
+
+def test_a_matrix_of_another_shape_is_refused_by_name(tmp_path: Path) -> None:
+    """Also where its codes are kept, and nothing is dequantised."""
+    path = tmp_path / "turned.gguf"
+    write_gguf(build(LlamaConfig, LlamaForCausalLM, intermediate_size=512), path, Kind.Q6_K)
+    content, name = path.read_bytes(), b"blk.1.ffn_up.weight"
+    shape = struct.pack("<IQQ", 2, 256, 512)
+    assert content.count(name + shape) == 1
+    path.write_bytes(content.replace(name + shape, name + struct.pack("<IQQ", 2, 512, 256)))
+    with pytest.raises(
+        WeightMismatch, match=r"layers\.1\.mlp\.up_proj\.weight is \[256, 512\], not \[512, 256\]"
+    ):
+        load_model(open_checkpoint(path), QUANTISED)
+
+
 def test_header_equals_the_packages_own_reader(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(build(LlamaConfig, LlamaForCausalLM), path, Kind.Q4_1)

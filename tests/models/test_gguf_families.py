@@ -10,10 +10,11 @@ import transformers
 from gguf import GGMLQuantizationType as Kind
 from transformers import PreTrainedModel
 
+from holdfast.kernels.cpu.structures import Form
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 from holdfast.models.fields import ConfigurationError
 from holdfast.models.weights import Placement
-from tests.models.gguf_files import LAYER_NAMES, WHOLE_NAMES, add_sizes, finish
+from tests.models.gguf_files import LAYER_NAMES, WHOLE_NAMES, add_sizes, finish, quantise
 from tests.models.paged import PagedRunner, Sequence
 
 CPU = Placement(torch.device("cpu"), torch.float32)
@@ -70,12 +71,12 @@ NORMS = {
 }
 
 
-def build(family: str) -> PreTrainedModel:
+def build(family: str, **more: object) -> PreTrainedModel:
     name, changes = FAMILIES[family]
     torch.manual_seed(2)
     config = getattr(transformers, "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config")
     model: PreTrainedModel = getattr(transformers, f"{name}ForCausalLM")(
-        config(**{**SIZES, **changes})
+        config(**{**SIZES, **changes, **more})
     ).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -130,8 +131,12 @@ def file_tensors(name: str, tensor: torch.Tensor, family: str) -> dict[str, torc
     return {f"blk.{layer}.{(LAYER | NORMS[family])[part.rpartition('.')[0]]}.{ending}": tensor}
 
 
-def write(model: PreTrainedModel, path: Path, family: str, kind: Kind, experts: Kind) -> None:
-    """Writes a model, and sets its weights to what the file means."""
+def write(
+    model: PreTrainedModel, path: Path, family: str, kind: Kind, experts: Kind | dict[str, Kind]
+) -> None:
+    """Writes a model, and sets its weights to what the file means; `experts` may name their matrices."""
+    if isinstance(experts, Kind):
+        experts = dict.fromkeys(("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), experts)
     writer = gguf.GGUFWriter(path, family)
     describe(writer, model, family)
     with torch.no_grad():
@@ -140,13 +145,14 @@ def write(model: PreTrainedModel, path: Path, family: str, kind: Kind, experts: 
                 continue
             for theirs, view in file_tensors(name, tensor, family).items():
                 values = view.numpy().astype(np.float32)
-                used = experts if "_exps" in theirs else kind
+                used = experts.get(theirs.split(".")[2], kind) if "_exps" in theirs else kind
                 if "norm" in theirs and family == "gemma3":
                     values = values + 1
                 if theirs.endswith("bias") or values.ndim == 1 or "gate_inp" in theirs or used is Kind.F32:
                     writer.add_tensor(theirs, np.ascontiguousarray(values))
                     continue
-                raw = gguf.quantize(np.ascontiguousarray(values), used)
+                rows = np.ascontiguousarray(values).reshape(-1, values.shape[-1])
+                raw = quantise(rows, used).reshape(*values.shape[:-1], -1)
                 writer.add_tensor(theirs, raw, raw_dtype=used)
                 view.copy_(torch.from_numpy(gguf.dequantize(raw, used).reshape(values.shape)))
     finish(writer)
@@ -195,10 +201,31 @@ def test_experts_of_a_file_stay_packed(tmp_path: Path) -> None:
     experts = [vars(block.part)["_weights"] for block in loaded._blocks if "_weights" in vars(block.part)]
     assert len(experts) == 3
     for each in experts:
-        assert all(matrix.bits == 4 for matrix in (*each.inner, *each.outer))
+        forms = {part.form for matrix in (*each.inner, *each.outer) for part in matrix.parts}
+        assert forms == {Form.E2M1}
         state = model.state_dict()[f"model.layers.{experts.index(each)}.mlp.experts.down_proj"]
         found = torch.stack([matrix.rows(torch.arange(64)) for matrix in each.outer])
         assert torch.equal(found, state.transpose(1, 2))
+
+
+def test_experts_in_k_quants_keep_the_form_of_each_matrix(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256}
+    model, path = build("qwen3moe", **sizes, initializer_range=0.03), tmp_path / "model.gguf"
+    kinds = {"ffn_gate_exps": Kind.Q4_K, "ffn_up_exps": Kind.Q3_K, "ffn_down_exps": Kind.Q6_K}
+    write(model, path, "qwen3moe", Kind.Q5_0, kinds)
+    checkpoint = open_checkpoint(path)
+    loaded = load_model(checkpoint, choose_placement(checkpoint, torch.device("cpu")))
+    experts = [vars(block.part)["_weights"] for block in loaded._blocks if "_weights" in vars(block.part)]
+    for each in experts:
+        assert {tuple(part.form for part in one.parts) for one in each.inner} == {(Form.Q4_K, Form.Q3_K)}
+        assert {tuple(part.form for part in one.parts) for one in each.outer} == {(Form.Q6_K,)}
+        state = model.state_dict()[f"model.layers.{experts.index(each)}.mlp.experts.gate_up_proj"]
+        assert torch.equal(torch.stack([one.rows(torch.arange(512)) for one in each.inner]), state)
+    tokens = torch.randint(160, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens])).logits[0]
+    found = PagedRunner(loaded, 16).run([(Sequence(), tokens)])[0]
+    assert float((found - expected).norm() / expected.norm()) < 0.05
 
 
 def test_wrong_experts_are_refused_by_name(tmp_path: Path) -> None:

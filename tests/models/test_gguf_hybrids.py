@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from holdfast.kernels.torch.quantised import values
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 from holdfast.models.fields import ConfigurationError
 from holdfast.models.gguf_metadata import GgufFile, open_source
@@ -384,11 +385,10 @@ def test_codes_of_joined_and_reordered_matrices_mean_the_dense_ones(tmp_path: Pa
     write(build(case), path, CASES[case][0], Kind.Q4_0)
     file = GgufFile(path)
     source = open_source(file, describe_file(file))
-    packed = {name: codes for name in source.names() if (codes := source.four_bit(name)) is not None}
+    packed = {name: codes for name in source.names() if (codes := source.codes(name)) is not None}
     assert packed
     for name, codes in packed.items():
-        scale, zero = (each.repeat_interleave(32, dim=1) for each in (codes.scale, codes.zero))
-        assert torch.equal((codes.codes.float() - 8) * scale + zero, source.read(name)), name
+        assert torch.equal(values(codes), source.read(name)), name
     assert choose_placement(open_checkpoint(path), torch.device("cpu")).quantised
 
 

@@ -15,13 +15,13 @@ from typing import Literal
 
 import torch
 
+from holdfast.kernels.cpu.matrix import GROUP
 from holdfast.models.available import available_bytes
 from holdfast.models.blocks import Family, Team
 from holdfast.models.config import ModelConfig
 from holdfast.models.families import family_of
 from holdfast.models.fields import ConfigurationError, Fields, Json, reading
 from holdfast.models.generation import GenerationDefaults, ends_of, read_generation_defaults
-from holdfast.models.linear import GROUP
 from holdfast.models.model import Model
 from holdfast.models.quantised.forms import Layout, Quantisation, read_quantisation
 from holdfast.models.ranks import Group

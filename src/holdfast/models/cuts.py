@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from holdfast.kernels.quantised import QuantisedWeight
 from holdfast.models.fields import ConfigurationError
-from holdfast.models.linear import GROUP, FourBitWeight
 from holdfast.models.sources import Runs, Source, read_runs
 
 __all__ = ["Cut", "CutSource", "Cuts", "beside"]
@@ -236,17 +236,13 @@ class CutSource:
     def quantised(self, name: str) -> bool:
         return self._source.quantised(name)
 
-    def four_bit(self, name: str) -> FourBitWeight | None:
-        found = self._source.four_bit(name)
+    def codes(self, name: str) -> QuantisedWeight | None:
+        """The part by its codes; None where it divides groups of inputs: it is read dense then."""
+        found = self._source.codes(name)
         dimensions = self._cuts.of(name, self._source.shape(name))
         if found is None or dimensions is None:
             return found
         rows, columns = dimensions
-        groups = None if columns is None else columns.stored(columns.total // GROUP, name)
-        codes, scales = _runs(dimensions), _runs((rows, groups))
-        return FourBitWeight(
-            read_runs(found.codes.__getitem__, codes),
-            read_runs(found.scale.__getitem__, scales),
-            read_runs(found.zero.__getitem__, scales),
-            found.table,
-        )
+        if rows is not None:
+            found = found.rows(torch.cat([torch.arange(*run) for run in rows.runs]))
+        return found if columns is None else found.columns(columns.runs)

@@ -3,9 +3,8 @@
 `GgufFile` maps a file and parses its header (format versions 2 and 3). The parser is our own:
 `gguf.GGUFReader` makes a NumPy view per array element (16 s and 610 MiB for a vocabulary of 150k, ours 0.5 s
 and 36 MiB) and does not bound what a hostile header claims (docs/decisions/0019). Types and dequantisation
-are the `gguf` package's. `GgufSource` serves the tensors to the weight reader: dense, or as 4-bit codes with
-scales where the format has 4-bit groups of 32 (Q4_0, Q4_1, Q4_K, MXFP4, IQ4). `gguf_metadata` turns metadata
-into a configuration. Imported only for GGUF files.
+are the `gguf` package's. `GgufSource` serves the tensors to the weight reader: dense, or by their codes
+(`gguf_codes`). `gguf_metadata` turns metadata into a configuration. Imported only for GGUF files.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from gguf import GGMLQuantizationType, GGUFValueType
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast.kernels.cpu.matrix import Table
-from holdfast.kernels.torch.quantised import scale_values
+from holdfast.kernels.quantised import QuantisedWeight, joined
 from holdfast.models.fields import ConfigurationError, Json, reading, unreadable
-from holdfast.models.linear import FourBitWeight
+from holdfast.models.gguf_codes import read_codes
 from holdfast.models.sources import Runs, read_runs
 
 _SCALARS = {
@@ -51,16 +49,6 @@ _ELEMENTS_MAX = 1 << 24
 """Limit of an array's elements; vocabularies have some hundred thousand."""
 _TEXT_BYTES_MAX = 1 << 26
 
-FOUR_BIT = frozenset(
-    {
-        GGMLQuantizationType.Q4_0,
-        GGMLQuantizationType.Q4_1,
-        GGMLQuantizationType.Q4_K,
-        GGMLQuantizationType.MXFP4,
-        GGMLQuantizationType.IQ4_NL,
-        GGMLQuantizationType.IQ4_XS,
-    }
-)
 UNQUANTISED = frozenset({GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16})
 
 
@@ -276,38 +264,19 @@ class GgufSource:
         except NotImplementedError as error:
             raise ConfigurationError(f"tensor {name}: format {entry.kind.name} is not supported") from error
 
-    def four_bit(self, name: str) -> FourBitWeight | None:
-        """The 4-bit codes of a matrix; None for other formats, different ones joined, and changed values."""
+    def codes(self, name: str) -> QuantisedWeight | None:
+        """The codes of a matrix; None for formats without, parts of different ones, and changed values."""
         entries = self._entries(name)
-        changed = self._tensors[name].change != Change()
-        if changed or any(entry.kind not in FOUR_BIT or len(entry.shape) != 2 for entry in entries):
+        if self._tensors[name].change != Change() or any(len(entry.shape) != 2 for entry in entries):
             return None
-        parts = [self._codes(entry) for entry in entries]
-        if len({part.table for part in parts}) > 1:
-            return None
-        codes, scale, zero = (
-            self._in_order(name, torch.cat(several))
-            for several in zip(*((part.codes, part.scale, part.zero) for part in parts), strict=True)
-        )
-        return FourBitWeight(codes, scale, zero, parts[0].table)
-
-    def _codes(self, entry: TensorEntry) -> FourBitWeight:
-        block, block_bytes = gguf.GGML_QUANT_SIZES[entry.kind]
-        raw = torch.from_numpy(self._file.raw(entry).copy())
-        blocks = raw.view(entry.shape[0], entry.shape[1] // block, block_bytes)
-        match entry.kind:
-            case GGMLQuantizationType.Q4_0:
-                return _q4_0(blocks)
-            case GGMLQuantizationType.Q4_1:
-                return _q4_1(blocks)
-            case GGMLQuantizationType.MXFP4:
-                return _mxfp4(blocks)
-            case GGMLQuantizationType.IQ4_NL:
-                return _iq4_nl(blocks)
-            case GGMLQuantizationType.IQ4_XS:
-                return _iq4_xs(blocks)
-            case _:
-                return _q4_k(blocks)
+        found = [
+            read_codes(torch.from_numpy(self._file.raw(entry).copy()), entry.kind, *entry.shape)
+            for entry in entries
+        ]
+        parts = [part for part in found if part is not None]
+        whole = joined(parts) if len(parts) == len(found) else None
+        order = self._tensors[name].order
+        return whole if whole is None or order is None else whole.rows(order)
 
     def _in_order(self, name: str, tensor: Tensor) -> Tensor:
         """The rows in the checkpoint's order."""
@@ -319,57 +288,3 @@ def _expert_of(entry: TensorEntry, expert: int) -> TensorEntry:
     """One expert's matrix in a tensor of all experts."""
     size = entry.bytes // entry.shape[0]
     return replace(entry, shape=entry.shape[1:], offset=entry.offset + expert * size, bytes=size)
-
-
-def _halves(blocks: Tensor, start: int) -> Tensor:
-    """16-bit floats at a byte offset of each block, as float32 [out, blocks]."""
-    return blocks[..., start : start + 2].contiguous().view(torch.float16)[..., 0].to(torch.float32)
-
-
-def _nibbles(packed: Tensor) -> Tensor:
-    """Low nibbles of the last dimension's bytes, then the high nibbles."""
-    return torch.cat((packed & 0x0F, packed >> 4), dim=-1)
-
-
-def _q4_0(blocks: Tensor) -> FourBitWeight:
-    scale = _halves(blocks, 0)
-    return FourBitWeight(_nibbles(blocks[..., 2:]).flatten(1), scale, torch.zeros_like(scale))
-
-
-def _q4_1(blocks: Tensor) -> FourBitWeight:
-    scale, minimum = _halves(blocks, 0), _halves(blocks, 2)
-    return FourBitWeight(_nibbles(blocks[..., 4:]).flatten(1), scale, minimum + 8.0 * scale)
-
-
-def _mxfp4(blocks: Tensor) -> FourBitWeight:
-    """An exponent with a bias of 127, then the codes of 32 4-bit floats."""
-    scale = scale_values(blocks[..., 0].contiguous())
-    return FourBitWeight(_nibbles(blocks[..., 1:]).flatten(1), scale, torch.zeros_like(scale), Table.E2M1)
-
-
-def _iq4_nl(blocks: Tensor) -> FourBitWeight:
-    scale = _halves(blocks, 0)
-    return FourBitWeight(_nibbles(blocks[..., 2:]).flatten(1), scale, torch.zeros_like(scale), Table.IQ4)
-
-
-def _iq4_xs(blocks: Tensor) -> FourBitWeight:
-    """256 elements a block: 8 groups of 32 with 6-bit scales, stored as 4 and 2 bits, under a factor."""
-    places = torch.arange(8)
-    low = blocks[..., 4:8][..., places // 2] >> (4 * (places % 2)) & 15
-    high = blocks[..., 2:4][..., places // 4] >> (2 * (places % 4)) & 3
-    scale = _halves(blocks, 0)[..., None] * ((low | high << 4).float() - 32.0)
-    codes = _nibbles(blocks[..., 8:].unflatten(-1, (8, 16)))
-    scale = scale.flatten(1)
-    return FourBitWeight(codes.flatten(1), scale, torch.zeros_like(scale), Table.IQ4)
-
-
-def _q4_k(blocks: Tensor) -> FourBitWeight:
-    """256 elements a block: 8 groups of 32 with 6-bit scales and minima under two 16-bit factors."""
-    packed = blocks[..., 4:16]
-    low, middle, high = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
-    scales = torch.cat((low & 63, (high & 15) | ((low >> 6) << 4)), dim=-1)
-    minima = torch.cat((middle & 63, (high >> 4) | ((middle >> 6) << 4)), dim=-1)
-    scale = _halves(blocks, 0)[..., None] * scales
-    minimum = _halves(blocks, 2)[..., None] * minima
-    codes = _nibbles(blocks[..., 16:].unflatten(-1, (4, 32)))
-    return FourBitWeight(codes.flatten(1), scale.flatten(1), (8.0 * scale - minimum).flatten(1))

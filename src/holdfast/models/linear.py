@@ -9,7 +9,6 @@ dense copy is faster, if there is one. Built by `weights`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -17,18 +16,9 @@ from torch import Tensor
 from torch.nn.functional import linear as dense_product
 
 from holdfast import kernels
-from holdfast.kernels.cpu.matrix import (
-    PackedMatrix,
-    Table,
-    available,
-    pack_e2m1,
-    pack_eight_bit,
-    pack_four_bit,
-    pack_iq4,
-)
-
-GROUP = 32
-"""Elements that share a scale and a zero point in the 4-bit form; the block of Q4_0 and Q4_1."""
+from holdfast.kernels.cpu.matrix import GROUP, PackedMatrix, available
+from holdfast.kernels.quantised import INT4_ZERO, Codes, QuantisedWeight
+from holdfast.kernels.torch.quantised import group_factors, halves
 
 INT4_DENSE_FROM = 40
 INT8_DENSE_FROM = 16
@@ -36,19 +26,6 @@ INT8_DENSE_FROM = 16
 
 REFINED = 32
 """Number of largest logits that a quantised output head recomputes exactly."""
-
-
-@dataclass(frozen=True, slots=True)
-class FourBitWeight:
-    """`w = (codes - 8) * scale + zero` with codes [out, in] in 0..15, scale and zero [out, in / 32].
-
-    With `table` the codes stand for its values, `w = value * scale`, and `zero` is not used.
-    """
-
-    codes: Tensor
-    scale: Tensor
-    zero: Tensor
-    table: Table | None = None
 
 
 class Linear(Protocol):
@@ -102,22 +79,12 @@ def packed_kernels(inputs: int) -> bool:
 
 
 class PackedLinear:
-    """A weight in 4 or 8 bits for the C kernels, with its bias."""
+    """A weight by its codes for the C kernels, with its bias."""
 
     __slots__ = ("matrix",)
 
     def __init__(self, matrix: PackedMatrix) -> None:
         self.matrix = matrix
-
-    @classmethod
-    def of(cls, dense: Tensor, four_bit: FourBitWeight | None, bias: Tensor | None = None) -> PackedLinear:
-        """The 4-bit form if the weight has one, else the dense values in 8 bits."""
-        if four_bit is None:
-            return cls(pack_eight_bit(dense, bias))
-        if four_bit.table is not None:
-            pack = pack_e2m1 if four_bit.table is Table.E2M1 else pack_iq4
-            return cls(pack(four_bit.codes, four_bit.scale, bias))
-        return cls(pack_four_bit(four_bit.codes, four_bit.scale, four_bit.zero, bias))
 
     @property
     def out_features(self) -> int:
@@ -136,19 +103,22 @@ class Int4Linear:
 
     __slots__ = ("_bias", "_dense", "_packed", "_scales", "out_features")
 
-    def __init__(self, weight: FourBitWeight, bias: Tensor | None, dense: Tensor | None) -> None:
-        outputs, inputs = weight.codes.shape
-        assert weight.scale.shape == weight.zero.shape == (outputs, inputs // GROUP)
-        self.out_features = outputs
-        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.to(torch.int32), 1)
-        self._scales = torch.stack((weight.scale.T, weight.zero.T), dim=-1).to(torch.bfloat16).contiguous()
+    def __init__(self, weight: QuantisedWeight, bias: Tensor | None, dense: Tensor | None) -> None:
+        assert self.fits(weight)
+        self.out_features = weight.outputs
+        codes = halves(weight.codes).to(torch.int32)
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        scale, minimum = group_factors(weight)
+        zero = torch.zeros_like(scale) if minimum is None else minimum + INT4_ZERO * scale
+        self._scales = torch.stack((scale.T, zero.T), dim=-1).to(torch.bfloat16).contiguous()
         self._bias = bias
         self._dense = dense
 
     @staticmethod
-    def fits(outputs: int, inputs: int) -> bool:
-        """Whether the kernel supports a weight of these sizes."""
-        return outputs % 16 == 0 and inputs % GROUP == 0
+    def fits(weight: QuantisedWeight) -> bool:
+        """Whether the kernel supports a weight."""
+        four_bit = weight.kind is Codes.INT4 and weight.zeros is None and weight.factors is None
+        return four_bit and weight.group == GROUP and weight.outputs % 16 == 0
 
     @property
     def bytes(self) -> int:

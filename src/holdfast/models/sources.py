@@ -15,8 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from holdfast.kernels.quantised import QuantisedWeight
 from holdfast.models.fields import ConfigurationError, Fields, reading, unreadable
-from holdfast.models.linear import FourBitWeight
 
 _ELEMENT_BYTES = {"F64": 8, "F32": 4, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 """Bytes per element by the name in safetensors files; others have two."""
@@ -66,7 +66,9 @@ class Source(Protocol):
         """Whether the checkpoint stores this tensor in fewer than 16 bits per element."""
         ...
 
-    def four_bit(self, name: str) -> FourBitWeight | None: ...
+    def codes(self, name: str) -> QuantisedWeight | None:
+        """A matrix by its codes, where its bytes alone have them, as in GGUF files; else None."""
+        ...
 
 
 class SafetensorsSource:
@@ -135,7 +137,7 @@ class SafetensorsSource:
         assert name in self._where
         return False
 
-    def four_bit(self, name: str) -> FourBitWeight | None:
+    def codes(self, name: str) -> QuantisedWeight | None:
         assert name in self._where
         return None
 

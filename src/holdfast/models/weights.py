@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.cpu.matrix import PackedMatrix
+from holdfast.kernels.cpu.packing import eight_bit, pack_matrix
 from holdfast.kernels.quantised import QuantisedWeight, stacked
 from holdfast.kernels.quantised import joined as joined_codes
 from holdfast.kernels.torch.quantised import dequantise
@@ -28,7 +29,6 @@ from holdfast.models.fp8 import SCALE_SUFFIXES, UNUSED, Fp8Linear, Fp8Weight, jo
 from holdfast.models.linear import (
     DenseLinear,
     Embedding,
-    FourBitWeight,
     Int4Linear,
     Int8Linear,
     Linear,
@@ -226,10 +226,10 @@ class WeightReader:
         found: list[PackedMatrix] = []
         for names in modules:
             weights = [f"{name}.weight" for name in names]
-            dense = torch.cat([self.tensor(name, (outputs // len(names), inputs)) for name in weights])
-            if self._missing or self._wrong:
+            codes = self._codes_or_eight_bits(weights, inputs, [outputs // len(names)] * len(names))
+            if codes is None:
                 return None
-            found.append(PackedLinear.of(dense, self._four_bit(weights, None)).matrix)
+            found.append(pack_matrix(codes))
         return tuple(found)
 
     def stacked_experts(
@@ -258,14 +258,16 @@ class WeightReader:
         placement = self.placement
         weight = f"{name}.weight"
         quantised = self._keeps_quantised([weight])
+        if quantised and packed_kernels(width):
+            parts = self._codes_or_eight_bits([weight], width, [vocabulary])
+            if parts is not None:
+                packed = PackedLinear(pack_matrix(parts))
+                return Embedding(packed.matrix, None, placement.dtype, multiplier), packed if tied else None
         table = self.tensor(weight, (vocabulary, width))
         if not tied:
             return Embedding(table, None, placement.dtype, multiplier), None
         if not quantised:
             return Embedding(table, None, placement.dtype, multiplier), self._dense(table)
-        if packed_kernels(width):
-            packed = PackedLinear.of(table, self._four_bit([weight], None))
-            return Embedding(packed.matrix, None, placement.dtype, multiplier), packed
         codes, scale = quantise_int8(table)
         kept = table if placement.dense_copies else None
         head = RefinedHead(Int8Linear(codes, scale, None, kept))
@@ -442,22 +444,44 @@ class WeightReader:
         bias: Tensor | None,
         order: Tensor | None,
     ) -> Linear | None:
-        """4-bit if every part is, 8-bit if every part is quantised, else None."""
+        """By its codes, or in 8 bits, if every part is quantised, else None."""
         if not self._keeps_quantised(names):
             return None
         assert self._source is not None
+        if packed_kernels(inputs):
+            found = self._codes_or_eight_bits(names, inputs, outputs)
+            if found is None:
+                return DenseLinear(self._placeholder((sum(outputs), inputs)), bias)
+            return PackedLinear(pack_matrix(found, order, bias))
         parts = [self.tensor(name, (size, inputs)) for name, size in zip(names, outputs, strict=True)]
         dense = _reordered(torch.cat(parts), order)
         kept = dense if self.placement.dense_copies else None
         if self._missing or self._wrong:
             return DenseLinear(dense, bias)
-        if packed_kernels(inputs):
-            return PackedLinear.of(dense, self._four_bit(names, order), bias)
-        if Int4Linear.fits(sum(outputs), inputs):
-            four_bit = self._four_bit(names, order)
-            if four_bit is not None and four_bit.table is None:
-                return Int4Linear(four_bit, bias, kept)
+        codes = [part for name in names if (part := self._source.codes(name)) is not None]
+        whole = joined_codes(codes) if len(codes) == len(names) else None
+        if whole is not None and Int4Linear.fits(whole):
+            return Int4Linear(whole if order is None else whole.rows(order), bias, kept)
         return Int8Linear(*quantise_int8(dense), bias, kept)
+
+    def _codes_or_eight_bits(
+        self, names: Sequence[str], inputs: int, outputs: Sequence[int]
+    ) -> list[QuantisedWeight] | None:
+        """Quantised weights by their codes, of which those without are rounded to 8 bits.
+
+        None, and recorded, where a tensor cannot be read with its shape.
+        """
+        assert self._source is not None
+        found: list[QuantisedWeight] = []
+        for name, size in zip(names, outputs, strict=True):
+            if not self._claim(name, (size, inputs)):
+                continue
+            codes = self._source.codes(name)
+            if codes is None:
+                codes = eight_bit(self._source.read(name))
+            self._count(name)
+            found.append(codes)
+        return found if len(found) == len(names) else None
 
     def _scale(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The scales of an fp8 weight; ones, and recorded, where none fit."""
@@ -495,19 +519,6 @@ class WeightReader:
             dense = torch.cat([part.dense() for part in parts])
             return self._dense(dense.to(self.placement.device, self.placement.dtype), bias)
         return Fp8Linear(whole, bias, self.placement.device)
-
-    def _four_bit(self, names: list[str], order: Tensor | None) -> FourBitWeight | None:
-        """The 4-bit codes of some weights, concatenated along the outputs; None unless all have them."""
-        assert self._source is not None
-        parts = [part for name in names if (part := self._source.four_bit(name)) is not None]
-        if len(parts) != len(names) or len({part.table for part in parts}) != 1:
-            return None
-        return FourBitWeight(
-            codes=_reordered(torch.cat([part.codes for part in parts]), order),
-            scale=_reordered(torch.cat([part.scale for part in parts]), order),
-            zero=_reordered(torch.cat([part.zero for part in parts]), order),
-            table=parts[0].table,
-        )
 
 
 def _reordered(tensor: Tensor, order: Tensor | None) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 
 from holdfast.kernels import settings
 from holdfast.kernels.compiled import keep, kept
-from holdfast.kernels.cpu.structures import MatrixStructure
+from holdfast.kernels.cpu.structures import Form, MatrixPartStructure, MatrixStructure, UnpackedStructure
 
 log = logging.getLogger("holdfast.kernels")
 
@@ -67,23 +67,30 @@ def match_threads() -> int:
 
 
 def calculates(loaded: ctypes.CDLL) -> bool:
-    """Self-test: whether small 4-bit and 8-bit products are right with this compiler and processor."""
-    outputs, inputs, group = 16, 64, 32
-    x = torch.linspace(-1.0, 1.0, inputs)
-    factors = torch.linspace(0.25, 0.5, outputs * inputs // group).view(outputs, -1)
-    for bits in (4, 8):
+    """Self-test: whether small products of some forms are right with this compiler and processor."""
+    outputs, inputs = 16, 256
+    x = (torch.arange(9 * inputs) * 29 % 97 / 48.0 - 1.0).view(9, inputs)
+    for form, bits, group in ((Form.Q4_1, 4, 32), (Form.Q8_0, 8, 32), (Form.Q5_K, 5, 32), (Form.Q6_K, 6, 16)):
         codes = (torch.arange(outputs * inputs) * 37 % (1 << bits)).to(torch.uint8).view(outputs, inputs)
-        blocks = torch.zeros(outputs * inputs * bits // 8 + inputs // group * outputs * 4, dtype=torch.uint8)
-        loaded.hf_pack(
-            blocks.data_ptr(), codes.data_ptr(), factors.data_ptr(), factors.data_ptr(), outputs, inputs, bits
-        )
-        matrix = MatrixStructure(blocks.data_ptr(), None, outputs, inputs, bits, 0)
-        found = torch.zeros(outputs)
-        loaded.hf_linear(ctypes.byref(matrix), x.data_ptr(), inputs, 1, found.data_ptr(), outputs)
-        weight = codes * factors.repeat_interleave(group, dim=1) + factors.repeat_interleave(group, dim=1)
-        expected = weight @ x
-        if not torch.allclose(found, expected, atol=0.02 * float(expected.abs().max())):
-            return False
+        blocks = torch.zeros(loaded.hf_packed_bytes(form.value, outputs, inputs), dtype=torch.uint8)
+        groups = (torch.arange(outputs * inputs // group) % 7 + 1).to(torch.int8).view(outputs, -1)
+        supers = form in (Form.Q5_K, Form.Q6_K)
+        factors = torch.linspace(0.25, 0.5, outputs * (1 if supers else inputs // group)).view(outputs, -1)
+        factors = factors.half().float()
+        scale = factors * groups if supers else factors
+        given = (each.data_ptr() for each in (codes, factors, factors, groups, groups))
+        unpacked = UnpackedStructure(*given, outputs, inputs, form.value, 0)
+        loaded.hf_pack(ctypes.byref(unpacked), blocks.data_ptr())
+        part = MatrixPartStructure(blocks.data_ptr(), form.value, 1)
+        matrix = MatrixStructure(ctypes.addressof(part), None, outputs, inputs, 1, 0)
+        centre = {Form.Q8_0: 128.0, Form.Q6_K: 32.0}.get(form, -1.0)  # minima are equal to scales
+        weight = (codes - centre) * scale.repeat_interleave(group, dim=1)
+        for rows in (1, 9):
+            found = torch.zeros(rows, outputs)
+            loaded.hf_linear(ctypes.byref(matrix), x.data_ptr(), inputs, rows, found.data_ptr(), outputs)
+            expected = x[:rows] @ weight.T
+            if not torch.allclose(found, expected, atol=0.02 * float(expected.abs().max())):
+                return False
     return True
 
 
@@ -137,7 +144,8 @@ def load(path: Path) -> ctypes.CDLL:
     pointer, whole, long, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
     for name, answer, arguments in (
         ("hf_threads", whole, (whole,)),
-        ("hf_pack", None, (pointer, pointer, pointer, pointer, whole, whole, whole)),
+        ("hf_packed_bytes", long, (whole, whole, whole)),
+        ("hf_pack", None, (pointer, pointer)),
         ("hf_rows", whole, (pointer, pointer, whole, real, pointer)),
         ("hf_linear", whole, (pointer, pointer, long, whole, pointer, long)),
         ("hf_argmax", None, (pointer, long, whole, whole, pointer, pointer)),

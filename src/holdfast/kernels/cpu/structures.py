@@ -1,22 +1,63 @@
-"""The structures of `source/holdfast_cpu.h` for ctypes, field for field."""
+"""The structures of `source/holdfast_cpu.h` for ctypes, field for field, and its numbers of forms."""
 
 from __future__ import annotations
 
 import ctypes
+from enum import IntEnum
 
 _WHOLE, _LONG, _REAL, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+
+class Form(IntEnum):
+    """The forms of quantised weights, by their numbers in C; most have GGUF's name for it."""
+
+    Q4_0 = 0
+    Q4_1 = 1
+    Q5_0 = 2
+    Q5_1 = 3
+    Q8_0 = 4
+    E2M1 = 5
+    IQ4_NL = 6
+    Q2_K = 7
+    Q3_K = 8
+    Q4_K = 9
+    Q5_K = 10
+    Q6_K = 11
+    IQ4_XS = 12
+
+
+class MatrixPartStructure(ctypes.Structure):
+    """Some outputs of a matrix that have one form."""
+
+    _fields_ = (("blocks", _POINTER), ("form", _WHOLE), ("panels", _WHOLE))
 
 
 class MatrixStructure(ctypes.Structure):
     """A quantised matrix."""
 
     _fields_ = (
-        ("blocks", _POINTER),
+        ("parts", _POINTER),
         ("bias", _POINTER),
         ("outputs", _WHOLE),
         ("inputs", _WHOLE),
-        ("bits", _WHOLE),
-        ("table", _WHOLE),
+        ("part_count", _WHOLE),
+        ("padding", _WHOLE),
+    )
+
+
+class UnpackedStructure(ctypes.Structure):
+    """What is packed into a part of a matrix."""
+
+    _fields_ = (
+        ("codes", _POINTER),
+        ("scales", _POINTER),
+        ("minima", _POINTER),
+        ("group_scales", _POINTER),
+        ("group_minima", _POINTER),
+        ("outputs", _WHOLE),
+        ("inputs", _WHOLE),
+        ("form", _WHOLE),
+        ("padding", _WHOLE),
     )
 
 

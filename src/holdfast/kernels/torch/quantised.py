@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from holdfast.kernels.quantised import INT4_ZERO, Codes, QuantisedWeight
+from holdfast.kernels.quantised import SUPER_BLOCK, UNSIGNED, Codes, QuantisedWeight
 from holdfast.kernels.torch.activation import PLAIN_EXPERTS, ExpertForm, activate
 
 PIECE = 1 << 24
@@ -18,6 +18,12 @@ PIECE = 1 << 24
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The values of 4-bit floats."""
+
+IQ4 = (
+    *(-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0),
+    *(1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0),
+)
+"""The values of GGUF's IQ4 formats."""
 
 
 def halves(codes: Tensor) -> Tensor:
@@ -32,22 +38,37 @@ def scale_values(scales: Tensor) -> Tensor:
     return scales.float()
 
 
+def group_factors(weight: QuantisedWeight) -> tuple[Tensor, Tensor | None]:
+    """(scale, minimum) of each group in float32; None without minima."""
+    if weight.super_scales is None:
+        return scale_values(weight.scales), None if weight.minima is None else weight.minima.float()
+    repeats = SUPER_BLOCK // weight.group
+    scale = weight.scales.float() * weight.super_scales.float().repeat_interleave(repeats, dim=-1)
+    if weight.minima is None or weight.super_minima is None:
+        return scale, None
+    return scale, weight.minima.float() * weight.super_minima.float().repeat_interleave(repeats, dim=-1)
+
+
 def values(weight: QuantisedWeight) -> Tensor:
     """The weight in float32, its columns in the order of the codes."""
-    codes = weight.codes
+    codes = halves(weight.codes) if weight.kind.in_a_byte == 2 else weight.codes
     match weight.kind:
-        case Codes.INT4:
-            numbers = halves(codes).float()
-        case Codes.INT8:
-            numbers = codes.float()
-        case Codes.E2M1:
-            numbers = torch.tensor(E2M1, device=codes.device)[halves(codes).to(torch.int32)]
-        case _:
+        case Codes.E2M1 | Codes.IQ4:
+            table = E2M1 if weight.kind is Codes.E2M1 else IQ4
+            numbers = torch.tensor(table, device=codes.device)[codes.to(torch.int32)]
+        case Codes.E4M3:
             numbers = codes.view(torch.float8_e4m3fn).float()
+        case _:
+            numbers = codes.float()
     grouped: Tensor = numbers.unflatten(-1, (-1, weight.group))
-    if weight.kind is Codes.INT4:
-        grouped = grouped - (INT4_ZERO if weight.zeros is None else weight.zeros.float()[..., None])
-    grouped = grouped * scale_values(weight.scales)[..., None]
+    scale, minimum = group_factors(weight)
+    if weight.zeros is not None:
+        grouped = grouped - weight.zeros.float()[..., None]
+    elif weight.kind in UNSIGNED and minimum is None:
+        grouped = grouped - (1 << weight.kind.bits - 1)
+    grouped = grouped * scale[..., None]
+    if minimum is not None:
+        grouped = grouped + minimum[..., None]
     dense: Tensor = grouped.flatten(-2)
     return dense if weight.factors is None else dense * weight.factors[..., None]
 

@@ -15,16 +15,14 @@ import torch
 from torch import Tensor
 
 from holdfast import kernels
-from holdfast.kernels.cpu.matrix import GROUP, PackedMatrix, available, pack_e2m1, pack_eight_bit
-from holdfast.kernels.quantised import INT4_ZERO, Codes, QuantisedWeight
-from holdfast.kernels.torch.quantised import dequantise, halves, scale_values, values
+from holdfast.kernels.cpu.matrix import GROUP, PackedMatrix, available
+from holdfast.kernels.cpu.packing import eight_bit, pack
+from holdfast.kernels.quantised import Codes, QuantisedWeight
+from holdfast.kernels.torch.quantised import dequantise, values
 from holdfast.models.linear import Linear, PackedLinear
 
 if TYPE_CHECKING:
     from holdfast.models.weights import Placement
-
-_HALF_MOST = 65504.0
-"""The largest number in half precision, in which the C kernels keep scales."""
 
 
 class QuantisedLinear:
@@ -142,22 +140,6 @@ def packed(weight: QuantisedWeight, bias: Tensor | None) -> PackedMatrix | None:
     if not available() or weight.inputs % GROUP:
         return None
     if weight.group % GROUP or weight.kind is Codes.E4M3:
-        return pack_eight_bit(values(weight), bias)
-    scale = scale_values(weight.scales)
-    if weight.factors is not None:
-        scale = scale * weight.factors[:, None]
-    largest = float(scale.abs().max()) * (128.0 if weight.kind is Codes.INT8 else 16.0)
-    if not largest < _HALF_MOST:
-        return None
-    repeats = weight.group // GROUP
-    scale = scale.repeat_interleave(repeats, dim=1)
-    if weight.kind is Codes.E2M1:
-        return pack_e2m1(halves(weight.codes), scale, bias)
-    if weight.kind is Codes.INT8:
-        codes = weight.codes.view(torch.uint8) ^ 0x80
-        return PackedMatrix(codes, scale, -128.0 * scale, bias, 8)
-    if weight.zeros is None:
-        minimum = -float(INT4_ZERO) * scale
-    else:
-        minimum = -weight.zeros.float().repeat_interleave(repeats, dim=1) * scale
-    return PackedMatrix(halves(weight.codes), scale, minimum, bias, 4)
+        weight = eight_bit(values(weight))
+    part = pack(weight)
+    return None if part is None else PackedMatrix([part], bias)

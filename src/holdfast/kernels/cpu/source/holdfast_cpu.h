@@ -11,24 +11,40 @@
 #include <stdint.h>
 
 enum {
-    GROUP = 32, /* elements of a row that share a scale, in weights and in activations */
+    GROUP = 32, /* elements of a row that share a scale in activations, and a scale at least in weights */
     PANEL = 16, /* outputs of a matrix that are stored interleaved */
+    BLOCK_GROUPS = 8, /* groups of a super-block */
+    BLOCK = GROUP * BLOCK_GROUPS,
 };
 
-/* Tables of what 4-bit codes stand for; 0: the codes themselves. */
-enum { E2M1 = 1, IQ4 = 2 };
+/* The forms of quantised weights (forms.h), most with GGUF's name for it. `cpu/matrix.py` has the same list. */
+typedef enum {
+    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, E2M1, IQ4_NL, /* scales in half precision for groups of 32 */
+    Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS,       /* scales in bytes for groups of 16 or 32, and one for 256 */
+    FORMS,
+} Form;
 
-/* A quantised matrix [outputs, inputs]: `w = code * scale + minimum` in groups of 32 inputs.
- *
- * Panels of 16 outputs follow each other (the last one padded with zeros); a panel is a block for each
- * group; a block is its codes, then 16 scales and 16 minima in half precision. Codes go in runs of four
- * inputs: 64 bytes hold four inputs of 16 outputs (8 bits), or eight (4 bits: low halves, then high).
- * With `table` a 4-bit code stands for an entry of that table. */
+/* Some outputs of a matrix that have one form: panels of 16 outputs, the last one padded with zeros. */
 typedef struct {
     const uint8_t *blocks;
+    int32_t form, panels;
+} MatrixPart;
+
+/* A quantised matrix [outputs, inputs]: parts that follow each other; each but the last is whole panels. */
+typedef struct {
+    const MatrixPart *parts;
     const float *bias; /* [outputs], or NULL */
-    int32_t outputs, inputs, bits, table;
+    int32_t outputs, inputs, part_count, padding;
 } Matrix;
+
+/* What `hf_pack` reads: codes, one a byte [outputs, inputs], and the factors that the form has, else NULL. */
+typedef struct {
+    const uint8_t *codes;
+    const float *scales, *minima;         /* [outputs, inputs / 32], or [outputs, inputs / 256] of super-blocks */
+    const int8_t *group_scales;           /* of super-blocks: [outputs, inputs / 16 or 32] */
+    const uint8_t *group_minima;
+    int32_t outputs, inputs, form, padding;
+} Unpacked;
 
 /* One decoder layer: attention, then a gated feed-forward part, each after a norm. */
 typedef struct {
@@ -82,10 +98,12 @@ typedef struct {
     int32_t padding;
 } Masks;
 
-/* Activations in 8 bits: `x = code * scale` in groups of 32; `sums` are scale times the sum of the codes. */
+/* Activations in 8 bits: `x = code * scale` in groups of 32; `sums` are scale times the sum of the codes.
+ * The two halves of each group have sums too, and `offsets`: the sum of the codes times -CENTRE. */
 typedef struct {
     int8_t *codes;
-    float *scales, *sums;
+    float *scales, *sums, *half_sums;
+    int32_t *offsets;
     int32_t rows, inputs;
 } Activations;
 
@@ -95,18 +113,21 @@ typedef enum { STORE, ADD, SWIGLU } Finish;
 void parallel(void (*work)(void *context, int index), void *context, int count);
 int hf_threads(int wanted);
 
-/* --- matrix.c --- */
+/* --- activations.c --- */
 size_t activation_bytes(int rows, int inputs);
 Activations activations_in(void *memory, int rows, int inputs);
 void quantise_row(const Activations *to, int row, const float *x);
+
+/* --- matrix.c --- */
 void multiply(const Matrix *matrix, const Activations *x, float *out, int64_t out_stride, Finish finish,
               float multiplier);
-
-void hf_pack(uint8_t *blocks, const uint8_t *codes, const float *scales, const float *minima, int outputs,
-             int inputs, int bits);
-int hf_rows(const Matrix *matrix, const int64_t *rows, int count, float multiplier, float *out);
 int hf_linear(const Matrix *matrix, const float *x, int64_t x_stride, int rows, float *out,
               int64_t out_stride);
+
+/* --- packing.c --- */
+int64_t hf_packed_bytes(int form, int outputs, int inputs);
+void hf_pack(const Unpacked *from, uint8_t *blocks);
+int hf_rows(const Matrix *matrix, const int64_t *rows, int count, float multiplier, float *out);
 
 /* --- attention.c --- */
 void attend(const Attention *rules, const Pages *pages, int layer, const float *query, int64_t query_stride,
