@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.bench.cpu import drafting
 from holdfast.bench.shortened import shorten
-from holdfast.engine.pull import cached
+from holdfast.engine.start.pull import cached
 from holdfast.engine.text.tokenizer import open_tokenizer
 from holdfast.models.checkpoint import open_checkpoint
 from tests.engine.tiny import tiny_engine, write_model

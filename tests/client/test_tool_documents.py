@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from holdfast.engine.pull import PullError, pull
+from holdfast.engine.start.pull import PullError, pull
 from holdfast.engine.tools.formats import CALL_FORMATS, REASONING_FORMATS
 from tests.engine.test_documents import shell
 from tests.server.serving import Server

@@ -8,13 +8,13 @@ import pytest
 
 from holdfast.core.errors import JournalUnavailable, RequestConflict, SessionExists, TooManySessions
 from holdfast.engine import claims as claims_module
-from holdfast.engine.acknowledgements import Acknowledgements
 from holdfast.engine.claims import Found, SessionClaims
 from holdfast.engine.durable.membership import Membership
 from holdfast.engine.durable.records import JournalError
 from holdfast.engine.echo import open_echo
 from holdfast.engine.listeners import Refusal
 from holdfast.engine.options import make_options
+from holdfast.engine.turns.acknowledgements import Acknowledgements
 from holdfast.engine.verbs import Verbs
 from tests.databases import run_sql, shared_cluster
 

@@ -10,7 +10,7 @@ import pytest
 from holdfast.engine.constraints.grammar import Grammar, Kind
 from holdfast.engine.constraints.guidance import GuidanceBuilder, GuidanceMatcher
 from holdfast.engine.constraints.vocabulary import Vocabulary
-from holdfast.engine.pull import PullError, pull
+from holdfast.engine.start.pull import PullError, pull
 from holdfast.engine.text.tokenizer import Tokenizer, open_tokenizer
 from holdfast.models.checkpoint import open_checkpoint
 from tests.constraints.vocabularies import END, PADDING, small_tokenizer

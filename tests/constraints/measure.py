@@ -27,7 +27,7 @@ from holdfast.engine.constraints.grammar import Grammar, Kind
 from holdfast.engine.constraints.guidance import GuidanceBuilder
 from holdfast.engine.constraints.masks import MaskRows
 from holdfast.engine.constraints.vocabulary import Vocabulary
-from holdfast.engine.pull import pull
+from holdfast.engine.start.pull import pull
 from holdfast.engine.text.tokenizer import open_tokenizer
 from holdfast.models.checkpoint import open_checkpoint
 

@@ -10,9 +10,9 @@ from holdfast.engine.loop import EngineLoop
 from holdfast.engine.replies import Answer
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.text.stream import TurnStream
-from holdfast.engine.turn_spec import TurnSpec
+from holdfast.engine.turns.spec import TurnSpec
+from holdfast.engine.turns.waiting import MemoryWait
 from holdfast.engine.verbs import Verbs
-from holdfast.engine.waiting import MemoryWait
 
 __all__ = ["Heard", "direct", "settle", "submit"]
 

@@ -5,7 +5,7 @@ import pytest
 from holdfast.core.layout import Component
 from holdfast.engine.engine import Engine, Session, Turn
 from holdfast.engine.options import make_options
-from holdfast.engine.startup import open_loop
+from holdfast.engine.start.startup import open_loop
 from tests.engine.conftest import Make
 from tests.engine.tiny import WORDS, greedy, word
 

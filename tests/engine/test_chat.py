@@ -9,7 +9,7 @@ import typer
 
 from holdfast.cli.options import ENGINE_OPTIONS, parse_bytes, takes_options
 from holdfast.engine.options import EngineOptions
-from holdfast.engine.pull import PullError, pull
+from holdfast.engine.start.pull import PullError, pull
 from tests.engine.terminal import Terminal
 from tests.preloaded.commands import run
 

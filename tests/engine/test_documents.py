@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.pull import PullError, pull
+from holdfast.engine.start.pull import PullError, pull
 from tests.models.small import write_small_model
 from tests.server.serving import Server
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine import memory_plan
 from holdfast.engine.draft import opening
 from holdfast.engine.draft.opening import find_draft
 from holdfast.engine.engine import Engine
 from holdfast.engine.options import OptionError, make_options
+from holdfast.engine.start import memory_plan
 from holdfast.models.checkpoint import open_checkpoint
 from tests.engine.drafting import PROMPT, drafting_engine, proposer_of, write_draft
 from tests.engine.tiny import greedy, tiny_engine, tokenizer, write_model

@@ -25,7 +25,7 @@ from holdfast.engine.listeners import Refusal
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import make_options
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.turn_spec import HistoryChanged, TurnSpec
+from holdfast.engine.turns.spec import HistoryChanged, TurnSpec
 from holdfast.engine.verbs import Verbs
 from tests.engine.direct import Heard
 from tests.engine.test_verbs import VERBS, Replies

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine import lock
 from holdfast.engine.constraints.grammar import Grammar, Kind
 from holdfast.engine.durable import journal_rows, journal_tables
 from holdfast.engine.durable.answers import StoredAnswer, StoredCall, calls_in, details_of
@@ -39,6 +38,7 @@ from holdfast.engine.durable.records import (
 )
 from holdfast.engine.durable.store import Probe, Store
 from holdfast.engine.durable.stores import open_store, read_log, read_sessions
+from holdfast.engine.start import lock
 from holdfast.engine.tools.answer import AnswerSpec
 from tests.databases import STORES, new_place, run_sql
 

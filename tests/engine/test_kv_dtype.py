@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from holdfast.core.layout import Component, Tier
-from holdfast.engine import memory_plan
 from holdfast.engine.engine import Engine
-from holdfast.engine.memory_plan import plan_memory
 from holdfast.engine.options import OptionError, make_options
+from holdfast.engine.start import memory_plan
+from holdfast.engine.start.memory_plan import plan_memory
 from holdfast.models.checkpoint import load_model, open_checkpoint
 from holdfast.models.memory import FP8, MemoryTypes
 from holdfast.models.model import Model

@@ -7,8 +7,8 @@ import pytest
 
 from holdfast.core.errors import EmptyTurn
 from holdfast.engine.engine import Engine, Session
-from holdfast.engine.listening import LISTENING_SECONDS, ahead_of, settled
-from holdfast.engine.report import listening_report, memory_report, session_report
+from holdfast.engine.reports.report import listening_report, memory_report, session_report
+from holdfast.engine.turns.listening import LISTENING_SECONDS, ahead_of, settled
 from tests.engine.conftest import Make
 from tests.engine.tiny import greedy
 

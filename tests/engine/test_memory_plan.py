@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from holdfast.core.layout import Component, Tier
-from holdfast.engine import memory_plan
-from holdfast.engine.memory_plan import plan_memory
 from holdfast.engine.options import OptionError, make_options
+from holdfast.engine.start import memory_plan
+from holdfast.engine.start.memory_plan import plan_memory
 from holdfast.models.checkpoint import load_model, open_checkpoint
 from holdfast.models.model import Model
 from holdfast.models.weights import Placement

@@ -12,7 +12,7 @@ from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.turn_spec import NotesTooLarge, TurnSpec
+from holdfast.engine.turns.spec import NotesTooLarge, TurnSpec
 from holdfast.engine.verbs import Verbs
 from tests.engine.direct import Heard
 from tests.engine.test_verbs import Replies
@@ -103,8 +103,8 @@ def test_a_compaction_takes_the_notes_of_its_turns_along(path: Path) -> None:
 
 
 def test_notes_are_bounded_for_each_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.engine.turn_beginner.NOTES_MIN", 64)
-    monkeypatch.setattr("holdfast.engine.turn_beginner.NOTE_CHARACTERS_PER_TOKEN", 0)
+    monkeypatch.setattr("holdfast.engine.turns.beginner.NOTES_MIN", 64)
+    monkeypatch.setattr("holdfast.engine.turns.beginner.NOTE_CHARACTERS_PER_TOKEN", 0)
     loop = open_echo("echo", make_options(kv_tokens=4096))
     verbs = Verbs(loop)
     verbs.open(Replies(), "s", "ann")

@@ -7,8 +7,8 @@ import torch
 
 from holdfast.engine.engine import Engine
 from holdfast.engine.options import CHOICES, EngineOptions, OptionError, check_context, make_options
-from holdfast.engine.pull import PullError
-from holdfast.engine.startup import open_loop
+from holdfast.engine.start.pull import PullError
+from holdfast.engine.start.startup import open_loop
 from holdfast.models.checkpoint import choose_placement, open_checkpoint
 from holdfast.models.config import AttentionConfig, LayerConfig, ModelConfig
 from holdfast.models.families import family_of
@@ -235,7 +235,7 @@ def test_memory_that_runs_out_while_starting_is_said_in_one_line(
     def run_out(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(f"holdfast.engine.startup.{part}", run_out)
+    monkeypatch.setattr(f"holdfast.engine.start.startup.{part}", run_out)
     with pytest.raises(OptionError) as caught:
         open_loop(str(write_model(tmp_path)), make_options(load_format="dummy"))
     assert caught.value.typed.startswith(f"--device cpu has too little free memory {said}")
@@ -248,6 +248,6 @@ def test_what_goes_wrong_otherwise_while_starting_keeps_its_name(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("an illegal instruction")
 
-    monkeypatch.setattr("holdfast.engine.startup.load_weights", fail)
+    monkeypatch.setattr("holdfast.engine.start.startup.load_weights", fail)
     with pytest.raises(RuntimeError, match="an illegal instruction"):
         open_loop(str(write_model(tmp_path)), make_options())

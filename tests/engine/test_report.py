@@ -6,13 +6,13 @@ from collections import Counter
 import pytest
 
 from holdfast.core.layout import Component
-from holdfast.engine.coarse import COARSE_PARTS, coarse
 from holdfast.engine.echo import open_echo
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.memory_map import MemoryPicture
 from holdfast.engine.options import make_options
 from holdfast.engine.portions import finish
-from holdfast.engine.report import TOP_HOLDERS, memory_report, memory_reports
+from holdfast.engine.reports.coarse import COARSE_PARTS, coarse
+from holdfast.engine.reports.memory_map import MemoryPicture
+from holdfast.engine.reports.report import TOP_HOLDERS, memory_report, memory_reports
 from holdfast.engine.sampling import Sampling
 from tests.engine.direct import direct, submit
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from holdfast import Engine, Sampling
-from holdfast.engine.pull import PullError, pull
+from holdfast.engine.start.pull import PullError, pull
 from holdfast.kernels.cpu.library import library
 from holdfast.kernels.cpu.matrix import available
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from holdfast.core.layout import Component, Tier
-from holdfast.engine import memory_plan
 from holdfast.engine.engine import Engine
-from holdfast.engine.memory_plan import plan_memory
 from holdfast.engine.options import make_options
+from holdfast.engine.start import memory_plan
+from holdfast.engine.start.memory_plan import plan_memory
 from tests.engine.conftest import Make, maker
 from tests.engine.direct import direct
 from tests.engine.test_disk_tier import options, run, said, state, talk, to_disk

@@ -19,7 +19,7 @@ from holdfast.engine.text.answer_reader import AnswerReader
 from holdfast.engine.tools.answer import AnswerSpec
 from holdfast.engine.tools.events import CallBegin
 from holdfast.engine.tools.request import ToolsRefused
-from holdfast.engine.turn_spec import TurnSpec
+from holdfast.engine.turns.spec import TurnSpec
 from tests.engine.direct import Heard
 
 TOOLS = [

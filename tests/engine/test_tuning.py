@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.engine import memory_plan, tuning
-from holdfast.engine.memory_plan import plan_memory
 from holdfast.engine.options import make_options
+from holdfast.engine.start import memory_plan, tuning
+from holdfast.engine.start.memory_plan import plan_memory
+from holdfast.engine.start.tuning import Choice, StepCost, Tuning
 from holdfast.engine.step.profiling import row_counts
 from holdfast.engine.tiers.files import layout_identity
-from holdfast.engine.tuning import Choice, StepCost, Tuning
 from holdfast.models.checkpoint import load_model, open_checkpoint
 from holdfast.models.memory import MemoryTypes
 from holdfast.models.model import Model

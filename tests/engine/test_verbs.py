@@ -13,7 +13,7 @@ from holdfast.engine.listeners import Refusal, Reply
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import make_options
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.turn_spec import TurnSpec
+from holdfast.engine.turns.spec import TurnSpec
 from holdfast.engine.verbs import Verbs
 from tests.engine.direct import Heard
 

@@ -10,7 +10,7 @@ from holdfast.core.pressure import Pressure
 from holdfast.core.session import Place
 from holdfast.core.session import Session as CoreSession
 from holdfast.engine.engine import Engine, Session
-from holdfast.engine.waiting import MemoryWait, end_of_turn
+from holdfast.engine.turns.waiting import MemoryWait, end_of_turn
 from tests.engine.conftest import Make
 from tests.engine.direct import direct, settle
 from tests.engine.tiny import WORDS, greedy, word

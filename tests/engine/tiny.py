@@ -14,7 +14,7 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.listeners import SessionObserver
 from holdfast.engine.options import make_options
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.startup import open_loop
+from holdfast.engine.start.startup import open_loop
 from holdfast.engine.text.tokenizer import Tokenizer
 
 MARKS = ("<|end|>", "<|start|>", "<|pad|>")

@@ -22,7 +22,7 @@ from holdfast.core.layout import Tier
 from holdfast.core.registry import Event
 from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.engine import Engine
-from holdfast.engine.turn_spec import TurnSpec
+from holdfast.engine.turns.spec import TurnSpec
 from tests.engine.direct import Heard, direct
 from tests.engine.tiny import WORDS, greedy, tiny_engine, word
 

@@ -21,11 +21,11 @@ import torch
 
 from holdfast.bench.loops import NoTokenizer, Talk, capture_graphs, open_loop, open_model
 from holdfast.bench.small_models import SMALL_MODELS, saved_small_model
-from holdfast.engine.assembly import build_loop
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import make_options
 from holdfast.engine.ranks import crew, follower
 from holdfast.engine.ranks.group import RankGroup, join, join_gloo
+from holdfast.engine.start.assembly import build_loop
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.ranks import Ranks

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine.pull import PullError, pull
+from holdfast.engine.start.pull import PullError, pull
 from tests.few_threads import few_threads
 from tests.models.reference import Reference
 from tests.models.shared_references import shared_reference

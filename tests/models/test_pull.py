@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine import pull as pulling
-from holdfast.engine.pull import PackagedModel, PullError, cache_directory, cached, pull, resolve_model
+from holdfast.engine.start import pull as pulling
+from holdfast.engine.start.pull import PackagedModel, PullError, cache_directory, cached, pull, resolve_model
 
 CONTENT = bytes(range(256)) * 5000
 MEMBER = "tiny_model/tiny.gguf"

@@ -17,10 +17,10 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import models
 from transformers import PreTrainedModel
 
-from holdfast.engine.assembly import build_loop
 from holdfast.engine.engine import Engine, Session, Turn
 from holdfast.engine.options import make_options
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.start.assembly import build_loop
 from holdfast.engine.step.sampler import Sampled
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.models.generation import GenerationDefaults

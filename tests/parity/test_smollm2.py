@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from holdfast.engine.engine import Engine
-from holdfast.engine.pull import PullError, pull
+from holdfast.engine.start.pull import PullError, pull
 from tests.models.reference import GENERATED
 from tests.models.reference_gguf import reference_of
 from tests.parity.subject import greedy

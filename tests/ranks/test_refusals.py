@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from holdfast.cli.options import ENGINE_OPTIONS
-from holdfast.engine.memory_plan import _largest_step
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.ranks import crew, starting
 from holdfast.engine.ranks.messages import Channel, Digest, Frame, Kind, RankEnded, encode
-from holdfast.engine.startup import open_loop
-from holdfast.engine.tuning import StepCost
+from holdfast.engine.start.memory_plan import _largest_step
+from holdfast.engine.start.startup import open_loop
+from holdfast.engine.start.tuning import StepCost
 from holdfast.models.checkpoint import load_model, open_checkpoint
 from holdfast.models.fields import ConfigurationError
 from holdfast.models.memory import MemoryTypes

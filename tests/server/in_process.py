@@ -1,8 +1,8 @@
 """The engine's side of the boundary in the test's own process: commands in, reports out, no socket."""
 
-from holdfast.engine.assembly import Clock
 from holdfast.engine.echo import open_echo
 from holdfast.engine.options import make_options
+from holdfast.engine.start.assembly import Clock
 from holdfast.server.link.commands import EngineCommands
 from holdfast.server.link.results import Outbox
 

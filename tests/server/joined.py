@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.engine.options import make_options
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.startup import open_loop
+from holdfast.engine.start.startup import open_loop
 from holdfast.server.dialects.answer_options import AnswerOptions
 from holdfast.server.http.keys import Caller
 from holdfast.server.link import wire

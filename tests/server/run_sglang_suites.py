@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gguf import GGUFReader
 
-from holdfast.engine.pull import resolve_model
+from holdfast.engine.start.pull import resolve_model
 
 HERE = Path(__file__).resolve().parent
 SUITES = (

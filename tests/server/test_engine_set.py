@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from holdfast.engine.memory_map import FIRST_NAMED
 from holdfast.engine.options import OptionError
+from holdfast.engine.reports.memory_map import FIRST_NAMED
 from holdfast.server.link import wire
 from holdfast.server.link.addresses import split_address
 from holdfast.server.link.directory import AskedDirectory

@@ -10,7 +10,7 @@ import jsonschema_rs
 import pytest
 
 from holdfast.bench.schemas import hundred
-from holdfast.engine.pull import PullError, pull
+from holdfast.engine.start.pull import PullError, pull
 from tests.server.serving import Server
 
 SCHEMAS = 50

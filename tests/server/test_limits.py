@@ -14,7 +14,7 @@ from msgspec import inspect
 from holdfast.core import deadlines
 from holdfast.engine.durable import session_log
 from holdfast.engine.options import EngineOptions
-from holdfast.engine.tuning import CPU_RUNNING, GPU_RUNNING
+from holdfast.engine.start.tuning import CPU_RUNNING, GPU_RUNNING
 from holdfast.server import app, closed_sessions, limits, ordinary_sessions, prompts
 from holdfast.server.http import bodies, connections, keys, middleware, websockets
 from holdfast.server.http.bodies import Reading, decode_json, decode_large

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 
 from holdfast.core.deadlines import DUE_MAX
-from holdfast.engine.waiting import ATTEMPTS_MAX
+from holdfast.engine.turns.waiting import ATTEMPTS_MAX
 from holdfast.server.link import wire
 from holdfast.server.link.rounds import READ_MAX
 from holdfast.server.link.worker import Worker

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.engine.durable.journal_reading import read_sessions
 from holdfast.engine.durable.records import StoredTurn
-from holdfast.engine.pull import PullError, pull
+from holdfast.engine.start.pull import PullError, pull
 from tests.server.serving import Server
 from tests.server.talking import Body, Talk
 

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.core.scheduler import Scheduler
 from holdfast.engine.grammars import Grammars
-from holdfast.engine.loop_times import LoopTimes
+from holdfast.engine.reports.loop_times import LoopTimes
 from holdfast.server.link import wire
 from holdfast.server.link import worker as worker_module
 from holdfast.server.link.commands import EngineCommands

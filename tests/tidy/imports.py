@@ -88,7 +88,7 @@ MAY_IMPORT_EXTRAS: dict[str, set[str]] = {
 
 # Modules outside `cli` that read environment variables.
 ENVIRONMENT_READERS = {
-    "holdfast.engine.pull",  # XDG_CACHE_HOME; the environment of pip
+    "holdfast.engine.start.pull",  # XDG_CACHE_HOME; the environment of pip
     "holdfast.replicas.engine_runner",  # that of its child
     "holdfast.replicas.haproxy",  # to become HAProxy
     "holdfast.replicas.surroundings",  # Ray Serve's variables

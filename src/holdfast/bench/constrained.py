@@ -29,8 +29,8 @@ from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.constraints.vocabulary import Vocabulary, control_tokens
 from holdfast.engine.engine import Engine
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.pull import pull
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.start.pull import pull
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer, open_tokenizer, read_encoder
 from holdfast.models.checkpoint import open_checkpoint

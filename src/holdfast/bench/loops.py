@@ -14,15 +14,15 @@ import torch
 
 from holdfast.core.events import Event, EventKind
 from holdfast.core.turn import Turn
-from holdfast.engine.assembly import build_loop
 from holdfast.engine.draft.opening import with_memory
 from holdfast.engine.listeners import Refusal, TurnListener
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import make_options
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.start.assembly import build_loop
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.text.stream import TurnStream
-from holdfast.engine.turn_spec import TurnSpec
+from holdfast.engine.turns.spec import TurnSpec
 from holdfast.engine.verbs import Verbs
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 from holdfast.models.generation import GenerationDefaults

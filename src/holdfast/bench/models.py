@@ -19,7 +19,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from holdfast.bench.url.load import WORDS
-from holdfast.engine.pull import ECHO_MODELS, pull
+from holdfast.engine.start.pull import ECHO_MODELS, pull
 
 __all__ = ["RANDOM_BAMBA", "BenchModel", "find_model", "write_model", "write_random_bamba"]
 

@@ -21,8 +21,8 @@ from holdfast.bench.loops import Talk
 from holdfast.core.events import Event
 from holdfast.core.layout import Tier
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.memory_plan import plan_memory, session_units
 from holdfast.engine.options import make_options
+from holdfast.engine.start.memory_plan import plan_memory, session_units
 from holdfast.models.available import available_bytes
 from holdfast.models.model import Model
 

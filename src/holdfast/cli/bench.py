@@ -32,7 +32,7 @@ from holdfast.cli.progress import status_line
 from holdfast.cli.pull import CACHE
 from holdfast.cli.refusals import refusal
 from holdfast.core.layout import PAGE_SIZE_MAX
-from holdfast.engine.pull import PullError
+from holdfast.engine.start.pull import PullError
 
 __all__ = ["app"]
 

@@ -30,7 +30,7 @@ from holdfast.cli.refusals import refusal
 from holdfast.cli.remote import server_refusal
 from holdfast.client import Client, HoldfastError
 from holdfast.engine.options import OptionError, make_options
-from holdfast.engine.pull import PullError
+from holdfast.engine.start.pull import PullError
 
 __all__ = ["HELP", "agents"]
 

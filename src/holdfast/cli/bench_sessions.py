@@ -26,7 +26,7 @@ from holdfast.cli.pull import CACHE
 from holdfast.cli.refusals import refusal
 from holdfast.client import Client
 from holdfast.engine.options import OptionError
-from holdfast.engine.pull import PullError
+from holdfast.engine.start.pull import PullError
 from holdfast.models.fields import ConfigurationError
 
 __all__ = ["HELP", "sessions"]

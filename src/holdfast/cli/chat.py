@@ -23,8 +23,8 @@ from holdfast.cli.refusals import WRONG, refusal
 from holdfast.cli.remote import server_refusal
 from holdfast.client.errors import HoldfastError
 from holdfast.engine.options import OptionError, make_options
-from holdfast.engine.pull import DEFAULT_MODEL
 from holdfast.engine.sampling import Sampling, SamplingError
+from holdfast.engine.start.pull import DEFAULT_MODEL
 
 __all__ = ["app"]
 

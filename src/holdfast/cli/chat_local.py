@@ -15,8 +15,8 @@ from holdfast.core.errors import Refused
 from holdfast.engine.constraints.errors import GrammarError
 from holdfast.engine.constraints.grammar import Grammar
 from holdfast.engine.engine import Engine, Session, Turn, TurnFailed
-from holdfast.engine.pull import PullError
 from holdfast.engine.sampling import Sampling, SamplingError
+from holdfast.engine.start.pull import PullError
 from holdfast.engine.text.chat_template import ChatTemplateError
 from holdfast.engine.tools.events import (
     CallArguments,

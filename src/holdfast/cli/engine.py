@@ -14,7 +14,7 @@ from holdfast.cli.options import NAMED_MODEL, SERVED_MODEL, chosen_model, requir
 from holdfast.cli.refusals import UNUSABLE, WRONG, refusal
 from holdfast.cli.starting import starting
 from holdfast.engine.options import OptionError, make_options
-from holdfast.engine.pull import DEFAULT_MODEL
+from holdfast.engine.start.pull import DEFAULT_MODEL
 from holdfast.server.options import EngineProcessOptions
 
 __all__ = ["app"]

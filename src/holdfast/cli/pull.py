@@ -8,8 +8,8 @@ import typer
 
 from holdfast.cli.progress import StartProgress
 from holdfast.cli.refusals import refusal
-from holdfast.engine.pull import DEFAULT_MODEL, PACKAGED_MODELS, PullError
-from holdfast.engine.pull import pull as fetch
+from holdfast.engine.start.pull import DEFAULT_MODEL, PACKAGED_MODELS, PullError
+from holdfast.engine.start.pull import pull as fetch
 
 __all__ = ["CACHE", "app"]
 

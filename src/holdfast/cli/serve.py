@@ -22,7 +22,7 @@ from holdfast.cli.refusals import UNUSABLE, WRONG, refusal
 from holdfast.cli.serve_cluster import serve_cluster
 from holdfast.cli.starting import starting
 from holdfast.engine.options import OptionError, make_options
-from holdfast.engine.pull import DEFAULT_MODEL
+from holdfast.engine.start.pull import DEFAULT_MODEL
 from holdfast.replicas.plan import ClusterOptions
 from holdfast.server.options import ServerOptions
 

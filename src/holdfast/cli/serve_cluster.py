@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.cli.refusals import WRONG, refusal
 from holdfast.engine.options import OptionError
-from holdfast.engine.pull import PullError
+from holdfast.engine.start.pull import PullError
 from holdfast.replicas.plan import ClusterOptions, Plan, make_plan
 
 __all__ = ["cluster_plan", "serve_cluster"]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from holdfast.cli.progress import StartProgress
 from holdfast.cli.refusals import WRONG, refusal
 from holdfast.engine.options import OptionError
-from holdfast.engine.pull import PullError
+from holdfast.engine.start.pull import PullError
 
 __all__ = ["LoadProgress", "starting"]
 

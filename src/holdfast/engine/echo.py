@@ -22,7 +22,6 @@ from tokenizers.models import BPE
 from holdfast.core.plan import Row, RowResult, StepResult
 from holdfast.core.registry import Plan
 from holdfast.core.turn import Turn
-from holdfast.engine.assembly import Clock, build_loop
 from holdfast.engine.constraints.compiler import Builder
 from holdfast.engine.constraints.errors import GrammarError
 from holdfast.engine.constraints.guidance import GuidanceBuilder
@@ -34,7 +33,8 @@ from holdfast.engine.grammars import Grammars
 from holdfast.engine.listeners import SessionObserver
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions
-from holdfast.engine.setup import AnswerSetup, formats_of
+from holdfast.engine.start.assembly import Clock, build_loop
+from holdfast.engine.start.setup import AnswerSetup, formats_of
 from holdfast.engine.step.flight import Flight
 from holdfast.engine.step.runner import DeviceGuard
 from holdfast.engine.text.stream import TokenLogprob, TurnStream

@@ -26,19 +26,19 @@ from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.answer_builder import AnswerBuilder, Asked
 from holdfast.engine.constraints.grammar import Grammar, Kind
 from holdfast.engine.listeners import Reply
-from holdfast.engine.listening import ahead_of
-from holdfast.engine.local_turn import Turn, TurnFailed, Usage
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, make_options
 from holdfast.engine.replies import Answer
-from holdfast.engine.report import memory_report
+from holdfast.engine.reports.report import memory_report
 from holdfast.engine.sampling import Sampling
-from holdfast.engine.startup import Progress, open_loop
+from holdfast.engine.start.startup import Progress, open_loop
 from holdfast.engine.text.chat_roles import Message
 from holdfast.engine.text.chat_template import prompt_end_of
 from holdfast.engine.tools.events import Call
 from holdfast.engine.tools.request import read_tools
-from holdfast.engine.turn_spec import TurnSpec
+from holdfast.engine.turns.listening import ahead_of
+from holdfast.engine.turns.local_turn import Turn, TurnFailed, Usage
+from holdfast.engine.turns.spec import TurnSpec
 from holdfast.engine.verbs import Verbs
 
 __all__ = ["Engine", "Session", "Turn", "TurnFailed", "Usage"]

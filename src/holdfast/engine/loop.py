@@ -17,8 +17,8 @@ from holdfast.core.scheduler import Scheduler
 from holdfast.engine.dispatch import Dispatcher
 from holdfast.engine.draft.proposer import DraftProposer
 from holdfast.engine.durable.session_log import SessionLog
-from holdfast.engine.loop_times import LoopTimes
-from holdfast.engine.setup import EngineSetup
+from holdfast.engine.reports.loop_times import LoopTimes
+from holdfast.engine.start.setup import EngineSetup
 from holdfast.engine.step.capturing import Capturing
 from holdfast.engine.step.flight import Flight
 from holdfast.engine.step.pacing import Pacing

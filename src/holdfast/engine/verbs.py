@@ -17,18 +17,18 @@ from holdfast.core.errors import RequestConflict, SessionMoved, TooManySessions,
 from holdfast.core.layout import Tier
 from holdfast.core.tokens import pack
 from holdfast.core.turn import KEEP_ALL
-from holdfast.engine.acknowledgements import Acknowledgements
 from holdfast.engine.claims import SessionClaims
 from holdfast.engine.durable.session_log import Tools, Waiter, require_text
-from holdfast.engine.history import catch_up, note_cut, require_same
 from holdfast.engine.listeners import Refusing, Reply, TurnListener
-from holdfast.engine.listening import Ahead
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.replacement import replacement
 from holdfast.engine.session_settings import DEFAULT_SETTINGS, SettingsChange, check_change
-from holdfast.engine.submission import Submission
-from holdfast.engine.turn_spec import TurnSpec
-from holdfast.engine.waiting import (
+from holdfast.engine.turns.acknowledgements import Acknowledgements
+from holdfast.engine.turns.history import catch_up, note_cut, require_same
+from holdfast.engine.turns.listening import Ahead
+from holdfast.engine.turns.replacement import replacement
+from holdfast.engine.turns.spec import TurnSpec
+from holdfast.engine.turns.submission import Submission
+from holdfast.engine.turns.waiting import (
     Length,
     MemoryWait,
     SessionQueues,

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from holdfast.engine.pull import ECHO_MODELS
+from holdfast.engine.start.pull import ECHO_MODELS
 from holdfast.replicas.api_replica import api_deployment
 from holdfast.replicas.engine_replica import engine_deployment
 from holdfast.replicas.plan import Plan, read_plan

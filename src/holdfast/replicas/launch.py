@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 from holdfast.engine.options import OptionError
-from holdfast.engine.pull import ECHO_MODELS, resolve_model
+from holdfast.engine.start.pull import ECHO_MODELS, resolve_model
 from holdfast.replicas import surroundings
 from holdfast.replicas.plan import Plan
 from holdfast.server.http.keys import Keys

@@ -2,8 +2,8 @@
 
 A route passes the growing input of a session's next turn to `Listening` (`hear`). It is written for the
 session's history like any turn, and the engine computes the part that more text will not change
-(`engine/listening.py`). The turn itself is started as always: the engine computes only the rest. No result
-depends on this module: an input that cannot be written yet is left to its turn.
+(`engine/turns/listening.py`). The turn itself is started as always: the engine computes only the rest. No
+result depends on this module: an input that cannot be written yet is left to its turn.
 
 Inputs are written one at a time for each session, the newest only, after a short delay in which the turn may
 arrive, so that input sent at once has no extra cost. While a turn runs on the session the input waits for
@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from holdfast.core.listening import common
-from holdfast.engine.listening import settled
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.turns.listening import settled
 from holdfast.server.dialects.answer_options import AnswerOptions
 from holdfast.server.dialects.turn_options import TurnOptions
 from holdfast.server.http.problems import Problem

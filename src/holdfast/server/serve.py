@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pauses import bound_pauses
-from holdfast.engine.pull import ECHO_MODELS, resolve_model
+from holdfast.engine.start.pull import ECHO_MODELS, resolve_model
 from holdfast.server.app import build_app
 from holdfast.server.http.connections import Config, Connections, raise_descriptor_limit
 from holdfast.server.http.keys import Keys, warn_if_readable

@@ -21,8 +21,8 @@ from holdfast.bench.beside.http import BenchError, ask
 from holdfast.bench.beside.systems import Holdfast, LlamaServer
 from holdfast.bench.models import BenchModel
 from holdfast.client import Client
-from holdfast.engine.memory_plan import SLOTS_PER_SESSION
-from holdfast.engine.pull import ECHO_MODELS
+from holdfast.engine.start.memory_plan import SLOTS_PER_SESSION
+from holdfast.engine.start.pull import ECHO_MODELS
 
 __all__ = ["AUTO", "Beside", "context_of", "measure_beside", "sized"]
 

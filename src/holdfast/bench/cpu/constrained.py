@@ -26,7 +26,7 @@ from holdfast.bench.figures import OURS
 from holdfast.bench.machine import ForeignLoad
 from holdfast.engine.engine import Engine
 from holdfast.engine.options import make_options
-from holdfast.engine.startup import open_loop
+from holdfast.engine.start.startup import open_loop
 
 
 def figures(rows: int, tokens: int, repeats: int) -> list[dict[str, object]]:

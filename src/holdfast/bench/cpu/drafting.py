@@ -32,8 +32,8 @@ from holdfast.core.session import Session
 from holdfast.core.turn import Turn
 from holdfast.engine.draft.gain import Costs
 from holdfast.engine.engine import Engine
-from holdfast.engine.pull import pull
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.start.pull import pull
 
 __all__ = ["main", "plant", "planted", "real"]
 

@@ -24,8 +24,8 @@ from holdfast.bench.prompts import prompt
 from holdfast.bench.tables import make_table
 from holdfast.bench.timing import seconds_of
 from holdfast.engine.engine import Engine
-from holdfast.engine.pull import pull
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.start.pull import pull
 
 DECODE_AFTER = 64
 DECODED = 64

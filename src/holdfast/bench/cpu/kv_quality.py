@@ -25,7 +25,7 @@ from holdfast import kernels
 from holdfast.bench.loops import open_model
 from holdfast.bench.small_models import SMALL_MODELS, saved_small_model
 from holdfast.bench.tables import make_table
-from holdfast.engine.pull import pull
+from holdfast.engine.start.pull import pull
 from holdfast.engine.text.tokenizer import open_tokenizer
 from holdfast.kernels import build_batch
 from holdfast.models.checkpoint import open_checkpoint

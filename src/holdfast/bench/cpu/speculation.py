@@ -24,8 +24,8 @@ from holdfast.bench.figures import OURS, Spread
 from holdfast.bench.machine import ForeignLoad
 from holdfast.bench.tables import make_table
 from holdfast.engine.engine import Engine
-from holdfast.engine.pull import pull
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.start.pull import pull
 
 CODE = """def area(width, height):
     return width * height

@@ -44,10 +44,10 @@ from holdfast.bench.loops import capture_graphs, open_loop
 from holdfast.bench.storm import Storm, host_room, storm
 from holdfast.engine.constraints.errors import GrammarError
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.memory_plan import plan_memory
 from holdfast.engine.options import make_options
 from holdfast.engine.pauses import bound_pauses
-from holdfast.engine.pull import PullError
+from holdfast.engine.start.memory_plan import plan_memory
+from holdfast.engine.start.pull import PullError
 from holdfast.engine.step.executor import Executor
 from holdfast.models.model import Model
 

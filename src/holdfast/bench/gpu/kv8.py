@@ -17,8 +17,8 @@ from holdfast.bench.gpu.report import report
 from holdfast.bench.gpu.timings import NEW, close, words
 from holdfast.bench.loops import Talk, open_loop
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.memory_plan import plan_memory
 from holdfast.engine.options import make_options
+from holdfast.engine.start.memory_plan import plan_memory
 from holdfast.engine.step.executor import Executor
 from holdfast.models.model import Model
 

@@ -26,7 +26,7 @@ from holdfast.bench.wire.load import (
     tokens_of,
 )
 from holdfast.engine.options import make_options
-from holdfast.engine.startup import open_loop
+from holdfast.engine.start.startup import open_loop
 from holdfast.server.link import wire
 from holdfast.server.link.commands import EngineCommands
 from holdfast.server.link.results import Outbox

@@ -18,8 +18,8 @@ from holdfast.core.plan import Row
 from holdfast.core.turn import Turn
 from holdfast.engine.draft.hidden import HeadCache, Span
 from holdfast.engine.draft.passes import Asked, DraftPasses
-from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.start.memory_plan import MemoryPlan
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.step.flight import Flight, Forwarded
 from holdfast.engine.step.inputs import Sample

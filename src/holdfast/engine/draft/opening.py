@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.core.turn import Turn
-from holdfast.engine import tuning
 from holdfast.engine.draft.cache import DraftCache
 from holdfast.engine.draft.gain import Costs
 from holdfast.engine.draft.head_passes import HeadPasses
@@ -20,9 +19,10 @@ from holdfast.engine.draft.head_proposer import HeadProposer
 from holdfast.engine.draft.hidden import HeadCache
 from holdfast.engine.draft.passes import DraftPasses
 from holdfast.engine.draft.proposer import DraftLimits, DraftProposer
-from holdfast.engine.memory_plan import MemoryPlan, free_bytes, memory_types, plan_memory, unit_bytes
 from holdfast.engine.options import EngineOptions, OptionError
-from holdfast.engine.pull import ECHO_MODELS, PullError, resolve_model
+from holdfast.engine.start import tuning
+from holdfast.engine.start.memory_plan import MemoryPlan, free_bytes, memory_types, plan_memory, unit_bytes
+from holdfast.engine.start.pull import ECHO_MODELS, PullError, resolve_model
 from holdfast.engine.step.speculation import Speculator
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer, open_tokenizer

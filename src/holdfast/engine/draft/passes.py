@@ -22,8 +22,8 @@ from holdfast.core.plan import Row
 from holdfast.core.turn import Turn
 from holdfast.engine.draft.cache import DraftCache, Entry
 from holdfast.engine.draft.hidden import Span
-from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.start.memory_plan import MemoryPlan
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.step.flight import Flight
 from holdfast.engine.text.stream import TurnStream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.engine.coarse import coarse
+from holdfast.engine.reports.coarse import coarse
 
 if TYPE_CHECKING:  # reports are named by API processes, which do without torch
     from holdfast.engine.draft.proposer import DraftProposer

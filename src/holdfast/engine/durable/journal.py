@@ -36,7 +36,7 @@ from holdfast.engine.durable.store import (
     WritePoint,
     no_probe,
 )
-from holdfast.engine.lock import InUse, lock
+from holdfast.engine.start.lock import InUse, lock
 
 __all__ = ["Durability", "Journal", "JournalError", "JournalInUse", "WritePoint"]
 

@@ -25,10 +25,10 @@ from holdfast.engine.durable.records import FinishedTurn, JournalError, StoredSe
 from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.durable.store import Store
 from holdfast.engine.durable.stores import open_store
-from holdfast.engine.lock import InUse
-from holdfast.engine.memory_plan import disk_bytes
 from holdfast.engine.options import EngineOptions, OptionError
 from holdfast.engine.session_settings import SessionSettings
+from holdfast.engine.start.lock import InUse
+from holdfast.engine.start.memory_plan import disk_bytes
 from holdfast.engine.text.stream import TurnStream
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tiers.back_off import BackOff

@@ -28,11 +28,11 @@ from holdfast.engine.options import EngineOptions, OptionError
 from holdfast.engine.ranks import messages
 from holdfast.engine.ranks.group import RankGroup, join
 from holdfast.engine.ranks.messages import Channel, Digest, Frame, Kind, RankEnded, encode
+from holdfast.engine.start.tuning import StepCost
 from holdfast.engine.step.inputs import Shape, Words
 from holdfast.engine.step.lead import StepCall
 from holdfast.engine.step.profiling import measure_step
 from holdfast.engine.step.runner import DeviceLost
-from holdfast.engine.tuning import StepCost
 from holdfast.models.fields import ConfigurationError
 from holdfast.models.memory import MemoryTypes, UnitCounts
 from holdfast.models.model import Model

@@ -24,14 +24,14 @@ import torch
 
 from holdfast import kernels
 from holdfast.core.turn import Turn
-from holdfast.engine.loading import configure_kernels, load_weights
-from holdfast.engine.memory_plan import memory_types, plan_memory
 from holdfast.engine.options import EngineOptions, OptionError, make_options
 from holdfast.engine.ranks import messages
 from holdfast.engine.ranks.exchange import receive_part, send_part
 from holdfast.engine.ranks.group import RankGroup, join
 from holdfast.engine.ranks.messages import Channel, Digest, Frame, Kind, RankEnded, encode
 from holdfast.engine.ranks.units import RankUnits
+from holdfast.engine.start.loading import configure_kernels, load_weights
+from holdfast.engine.start.memory_plan import memory_types, plan_memory
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.step.flight import Forwarded
 from holdfast.engine.step.inputs import Shape

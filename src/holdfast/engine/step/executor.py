@@ -25,8 +25,8 @@ from holdfast.core.layout import Component
 from holdfast.core.plan import Row, RowResult, StepResult
 from holdfast.core.registry import Plan
 from holdfast.core.turn import Turn
-from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.sampling import Sampling
+from holdfast.engine.start.memory_plan import MemoryPlan
 from holdfast.engine.step.constrained import ConstrainedRows
 from holdfast.engine.step.flight import Flight, Forwarded, Unsampled
 from holdfast.engine.step.graph_order import GraphCounts, first_shapes

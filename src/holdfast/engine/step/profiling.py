@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from holdfast.engine.tuning import StepCost
+from holdfast.engine.start.tuning import StepCost
 from holdfast.kernels import Batch, build_batch
 from holdfast.models.memory import MemoryTypes, UnitCounts
 from holdfast.models.model import Model

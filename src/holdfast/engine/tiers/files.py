@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from holdfast.engine.lock import lock
+from holdfast.engine.start.lock import lock
 
 log = logging.getLogger("holdfast.disk")
 

@@ -19,13 +19,13 @@ from holdfast.engine.draft.reporting import draft_gauges
 from holdfast.engine.durable.store import LifeRow
 from holdfast.engine.grammars import GrammarRefused
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.memory_map import leased_units
-from holdfast.engine.report import session_report
+from holdfast.engine.reports.memory_map import leased_units
+from holdfast.engine.reports.report import session_report
 from holdfast.engine.sampling import Sampling, SamplingError
 from holdfast.engine.tiers.files import Header
 from holdfast.engine.tiers.staging import NotStaged
 from holdfast.engine.tools.answer import AnswerSpec
-from holdfast.engine.turn_spec import TurnSpec
+from holdfast.engine.turns.spec import TurnSpec
 from holdfast.engine.verbs import Verbs, never_spent
 from holdfast.server.link import wire
 from holdfast.server.link.hand_overs import HandOvers, UnknownEngine

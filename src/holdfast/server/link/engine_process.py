@@ -27,8 +27,8 @@ from holdfast.engine.durable.membership import Membership
 from holdfast.engine.durable.places import without_credentials
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pauses import bound_pauses
-from holdfast.engine.pull import ECHO_MODELS, resolve_model
-from holdfast.engine.startup import open_loop
+from holdfast.engine.start.pull import ECHO_MODELS, resolve_model
+from holdfast.engine.start.startup import open_loop
 from holdfast.server.http.keys import Keys, warn_if_readable
 from holdfast.server.link import wire
 from holdfast.server.link.addresses import split_address

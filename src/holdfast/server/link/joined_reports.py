@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.engine.memory_map import FIRST_NAMED, NUMBERS_MAX
+from holdfast.engine.reports.memory_map import FIRST_NAMED, NUMBERS_MAX
 from holdfast.server.link import wire
 
 __all__ = ["JoinedPictures", "joined_memory", "joined_pulse"]

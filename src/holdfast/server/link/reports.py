@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.memory_map import MemoryPicture
 from holdfast.engine.portions import Portions
-from holdfast.engine.report import memory_reports, session_reports
+from holdfast.engine.reports.memory_map import MemoryPicture
+from holdfast.engine.reports.report import memory_reports, session_reports
 from holdfast.server.link import wire
 from holdfast.server.link.rounds import Spent
 from holdfast.server.link.wire import Question

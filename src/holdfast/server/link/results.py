@@ -21,7 +21,7 @@ from holdfast.engine.sampling import SamplingError
 from holdfast.engine.text.stream import TokenLogprob, TurnStream
 from holdfast.engine.tools.events import CallArguments, CallBegin, CallEnd, Reasoning, Text
 from holdfast.engine.tools.events import Event as AnswerEvent
-from holdfast.engine.turn_spec import HistoryRefused
+from holdfast.engine.turns.spec import HistoryRefused
 from holdfast.server.link import wire
 
 __all__ = ["CallReply", "Outbox", "TurnReply", "noted_turns", "stored_session", "view"]

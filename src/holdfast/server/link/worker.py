@@ -23,9 +23,9 @@ from holdfast.engine.draft.reporting import draft_lines
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.pauses import bound_pauses, collect_when_idle
-from holdfast.engine.pull import PullError
 from holdfast.engine.sampling import CHECKPOINT_FIELDS
-from holdfast.engine.startup import open_loop
+from holdfast.engine.start.pull import PullError
+from holdfast.engine.start.startup import open_loop
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.models.fields import ConfigurationError
 from holdfast.server.link import wire

@@ -14,7 +14,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from holdfast.engine.loop_times import BOUNDS
+from holdfast.engine.reports.loop_times import BOUNDS
 from holdfast.server.telemetry.metrics import DRAFT_GAUGES, TOTALS
 
 if TYPE_CHECKING:

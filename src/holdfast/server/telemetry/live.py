@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.core.ledger import Kind
-from holdfast.engine.coarse import coarse
+from holdfast.engine.reports.coarse import coarse
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem
 from holdfast.server.service import Service

@@ -20,7 +20,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from holdfast.engine.loop_times import BOUNDS
+from holdfast.engine.reports.loop_times import BOUNDS
 from holdfast.server.link import wire
 
 if TYPE_CHECKING:

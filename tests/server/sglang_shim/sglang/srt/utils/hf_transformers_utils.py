@@ -1,6 +1,6 @@
 """The served model's own tokenizer, with the names that the suites use."""
 
-from holdfast.engine.pull import resolve_model
+from holdfast.engine.start.pull import resolve_model
 from holdfast.engine.text.tokenizer import Tokenizer, open_tokenizer
 from holdfast.models.checkpoint import open_checkpoint
 from sglang.test.test_utils import served_model

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.engine.grammars import Grammars
-from holdfast.engine.memory_plan import MemoryPlan
 from holdfast.engine.options import EngineOptions, OptionError
+from holdfast.engine.start.memory_plan import MemoryPlan
+from holdfast.engine.start.tuning import Tuning
 from holdfast.engine.text.chat_renderer import ChatRenderer
 from holdfast.engine.text.tokenizer import Tokenizer
 from holdfast.engine.tools.choose import Chosen
 from holdfast.engine.tools.formats import call_format
 from holdfast.engine.tools.options import AUTO, NONE, choose_formats
-from holdfast.engine.tuning import Tuning
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.model import ModelDescription
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from holdfast.core.session import Session
-from holdfast.engine.waiting import end_of_turn
+from holdfast.engine.turns.waiting import end_of_turn
 
 __all__ = ["replacement"]
 

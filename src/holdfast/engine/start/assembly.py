@@ -20,11 +20,12 @@ from holdfast.engine.durable.session_log import SessionLog
 from holdfast.engine.grammars import Grammars
 from holdfast.engine.listeners import SessionObserver, Unobserved
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.memory_plan import MemoryPlan, plan_memory
 from holdfast.engine.options import EngineOptions, tenant_parts
 from holdfast.engine.ranks.crew import Crew
 from holdfast.engine.ranks.exchange import RankedMemory
-from holdfast.engine.setup import AnswerSetup, EngineSetup
+from holdfast.engine.start.memory_plan import MemoryPlan, plan_memory
+from holdfast.engine.start.setup import AnswerSetup, EngineSetup
+from holdfast.engine.start.tuning import Tuning
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.step.profiling import measure_step
 from holdfast.engine.step.runner import PlanRunner
@@ -37,7 +38,6 @@ from holdfast.engine.tiers.files import MemoryForm, layout_identity
 from holdfast.engine.tiers.session_memory import SessionMemory
 from holdfast.engine.tiers.snapshots import SnapshotStore
 from holdfast.engine.tools.choose import Chosen
-from holdfast.engine.tuning import Tuning
 from holdfast.models.generation import GenerationDefaults
 from holdfast.models.model import Model, ModelDescription
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from holdfast.engine.options import EngineOptions
-from holdfast.engine.pull import cache_directory
+from holdfast.engine.start.pull import cache_directory
 from holdfast.kernels import KernelSettings, configure
 from holdfast.models.checkpoint import Checkpoint, choose_placement, load_model
 from holdfast.models.model import Model

@@ -16,14 +16,14 @@ from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.durable.session_log import require_text
 from holdfast.engine.grammars import GrammarRefused
 from holdfast.engine.listeners import TurnListener
-from holdfast.engine.listening import Ahead
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.speculation import is_penalised
 from holdfast.engine.text.answer_reader import AnswerReader
 from holdfast.engine.text.stream import Kept, TurnStream
 from holdfast.engine.tools.answer import AnswerSpec
-from holdfast.engine.turn_spec import NotesTooLarge, TurnSpec
+from holdfast.engine.turns.listening import Ahead
+from holdfast.engine.turns.spec import NotesTooLarge, TurnSpec
 
 __all__ = ["TurnBeginner"]
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from holdfast.core.layout import Component
 from holdfast.core.ledger import Account, Holder, Kind, Ledger, Pool
 from holdfast.core.session import Place, Session
-from holdfast.engine.coarse import coarse
 from holdfast.engine.draft.reporting import draft_report
 from holdfast.engine.portions import Portions, finish
+from holdfast.engine.reports.coarse import coarse
 from holdfast.engine.session_settings import DEFAULT_SETTINGS
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from holdfast.core.errors import NothingToKeep, SessionBusy, UnknownTurn
 from holdfast.core.requirements import require_fit
 from holdfast.core.session import Life, Session
 from holdfast.core.turn import KEEP_ALL, Turn
-from holdfast.engine.history import note_cut
 from holdfast.engine.loop import EngineLoop
-from holdfast.engine.turn_beginner import TurnBeginner
-from holdfast.engine.turn_spec import TurnSpec
-from holdfast.engine.waiting import is_aborting
+from holdfast.engine.turns.beginner import TurnBeginner
+from holdfast.engine.turns.history import note_cut
+from holdfast.engine.turns.spec import TurnSpec
+from holdfast.engine.turns.waiting import is_aborting
 
 __all__ = ["Steering"]
 

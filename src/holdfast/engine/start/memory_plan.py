@@ -16,11 +16,11 @@ from typing import NamedTuple, Protocol
 import torch
 
 from holdfast.core.layout import Component, MemoryLayout, Tier
-from holdfast.engine import tuning
 from holdfast.engine.options import EngineOptions, OptionError
+from holdfast.engine.start import tuning
+from holdfast.engine.start.tuning import Choice, StepCost, Tuning, stated
 from holdfast.engine.step.graphs import small_step_of
 from holdfast.engine.step.profiling import measure_step
-from holdfast.engine.tuning import Choice, StepCost, Tuning, stated
 from holdfast.models.available import available_bytes
 from holdfast.models.fp8 import stays as multiplies_fp8
 from holdfast.models.layout import MemoryShape

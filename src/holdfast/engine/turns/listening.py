@@ -22,7 +22,7 @@ from holdfast.core.turn import Turn, TurnEvent, TurnRequest
 from holdfast.engine.listeners import Refusal, TurnListener
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.text.stream import TurnStream
-from holdfast.engine.turn_spec import HistoryChanged
+from holdfast.engine.turns.spec import HistoryChanged
 
 if TYPE_CHECKING:
     from holdfast.engine.loop import EngineLoop

@@ -7,18 +7,18 @@ from contextlib import contextmanager
 
 import torch
 
-from holdfast.engine.assembly import build_loop
 from holdfast.engine.draft.opening import find_draft
 from holdfast.engine.durable.membership import Identity, Membership
 from holdfast.engine.echo import open_echo
 from holdfast.engine.grammars import begin_grammars
 from holdfast.engine.listeners import SessionObserver
-from holdfast.engine.loading import configure_kernels, load_weights
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import EngineOptions, OptionError, check_context
-from holdfast.engine.pull import ECHO_MODELS, resolve_model
 from holdfast.engine.ranks.starting import start_ranks
-from holdfast.engine.setup import AnswerSetup, formats_of
+from holdfast.engine.start.assembly import build_loop
+from holdfast.engine.start.loading import configure_kernels, load_weights
+from holdfast.engine.start.pull import ECHO_MODELS, resolve_model
+from holdfast.engine.start.setup import AnswerSetup, formats_of
 from holdfast.engine.step.executor import Executor
 from holdfast.engine.text.tokenizer import Tokenizer, open_tokenizer
 from holdfast.engine.tiers.files import weights_identity

@@ -15,15 +15,15 @@ from holdfast.core.turn import KEEP_ALL
 from holdfast.engine.constraints.compiler import Compilation, State
 from holdfast.engine.constraints.errors import GrammarError
 from holdfast.engine.grammars import GrammarRefused
-from holdfast.engine.history import catch_up, require_same
 from holdfast.engine.listeners import Refusing, TurnListener
-from holdfast.engine.listening import Ahead
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.sampling import SamplingError
-from holdfast.engine.steering import Steering
-from holdfast.engine.turn_beginner import TurnBeginner
-from holdfast.engine.turn_spec import HistoryChanged, HistoryRepeated, TurnSpec
-from holdfast.engine.waiting import MemoryWait, SessionQueues, TurnWait, kept_of_turn, turn_before
+from holdfast.engine.turns.beginner import TurnBeginner
+from holdfast.engine.turns.history import catch_up, require_same
+from holdfast.engine.turns.listening import Ahead
+from holdfast.engine.turns.spec import HistoryChanged, HistoryRepeated, TurnSpec
+from holdfast.engine.turns.steering import Steering
+from holdfast.engine.turns.waiting import MemoryWait, SessionQueues, TurnWait, kept_of_turn, turn_before
 
 __all__ = ["Submission"]
 

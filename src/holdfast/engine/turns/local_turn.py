@@ -16,7 +16,7 @@ from holdfast.engine.text.stream import TokenLogprob, TurnStream
 from holdfast.engine.tools.answer import Answer as TurnAnswer
 from holdfast.engine.tools.events import Call
 from holdfast.engine.tools.events import Event as AnswerEvent
-from holdfast.engine.turn_spec import TurnSpec
+from holdfast.engine.turns.spec import TurnSpec
 from holdfast.engine.verbs import Verbs
 
 __all__ = ["Driver", "Turn", "TurnFailed", "Usage"]

@@ -1,0 +1,1 @@
+"""What an engine reports: who holds the memory, and how long work between two steps takes."""
