@@ -70,11 +70,13 @@ def answer_of(connection: socket.socket) -> Answer:
     return Answer(response.status, headers, body.decode("utf-8", "replace"))
 
 
-def ask(server: Listening, sent: bytes, timeout: float = ANSWER_SECONDS) -> Answer:
-    """Send bytes on a connection of their own, and hear what is answered."""
+def ask(server: Listening, sent: bytes, timeout: float = ANSWER_SECONDS, *, is_all: bool = False) -> Answer:
+    """Send bytes on a connection of their own, and hear what is answered; `is_all` says that no more come."""
     with connect(server, timeout) as connection:
         try:
             connection.sendall(sent)
+            if is_all:
+                connection.shutdown(socket.SHUT_WR)
         except OSError:
             return answer_of(connection)  # Refused before all of it was read.
         return answer_of(connection)

@@ -202,7 +202,7 @@ def test_bytes_that_are_no_http_harm_nobody(echo: Server) -> None:
 
     def attack() -> list[int]:
         sent = [*GARBAGE, *(chance.randbytes(chance.randint(1, 5000)) for _ in range(200))]
-        return [ask(echo, each, timeout=1.0).status for each in sent]
+        return [ask(echo, each, demands.STANDSTILL_SECONDS, is_all=True).status for each in sent]
 
     with Watch(echo) as watch:
         statuses = watch.during(attack)
