@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from functools import cache
 
 import pytest
 from typer.testing import CliRunner
@@ -40,19 +41,26 @@ def small(seed: int) -> Result:
     return simulate(Options(seed, 20, 200, 40_000, 4.0, 0.01, 2.0, 4))
 
 
+@cache
+def unchanged(seed: int) -> Result:
+    """A small world without a planted bug, simulated once."""
+    return small(seed)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_nothing_is_found_in_small_worlds(seed: int) -> None:
-    result = small(seed)
+    result = unchanged(seed)
     assert result.finding is None
     assert result.acknowledged > 3000 and result.store["refused"] > 10 and result.store["deaths"] > 5
     assert all(result.faults.values()), "every kind of fault happened"
 
 
-def test_a_thousand_replicas_and_a_million_events_without_a_finding() -> None:
-    result = simulate(Options())
+@pytest.mark.parametrize("events", [100_000, pytest.param(1_000_000, marks=pytest.mark.soak)])
+def test_a_thousand_replicas_without_a_finding(events: int) -> None:
+    result = simulate(Options(events=events))
     assert result.finding is None
-    assert result.events >= 1_000_000 and result.acknowledged > 100_000
-    assert sum(result.faults.values()) > 500 and result.store["claims"] > 1000
+    assert result.events >= events and result.acknowledged > events // 10
+    assert sum(result.faults.values()) > events // 2000 and result.store["claims"] > events // 1000
 
 
 @pytest.mark.soak
@@ -84,7 +92,7 @@ def test_each_mutant_is_caught(name: str) -> None:
     assert finding is not None
     assert patcher.reached > 0
     assert finding.kind in KINDS[name], finding
-    assert small(seed).finding is None, "without the mutant there is nothing to find"
+    assert unchanged(seed).finding is None, "without the mutant there is nothing to find"
 
 
 # --- the command ---

@@ -27,7 +27,7 @@ from tests.models.small import (
 
 CONVERSATIONS = 12
 TURNS = 3
-SAID = 24
+SAID = 16
 SIZES = {"kv_tokens": 16384, "window_tokens": 8192, "state_slots": 128, "max_running": 32}
 COMPANY: dict[str, dict[str, object]] = {
     "together": {},

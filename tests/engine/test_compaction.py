@@ -100,7 +100,7 @@ def test_it_is_carried_out_once_and_refused_while_a_turn_is_in_flight(make: Make
 def test_it_survives_a_restart_and_a_file_that_reached_past_it_is_dropped(
     make_any: Make, tmp_path: Path
 ) -> None:
-    options = {"journal": str(tmp_path / "journal"), "disk": str(tmp_path / "disk"), "disk_limit": 1 << 24}
+    options = {"journal": str(tmp_path / "journal"), "disk": str(tmp_path / "disk"), "disk_limit": 2 << 20}
     engine = make_any(**options)
     session = engine.session(id="talk")
     for name in ("the", "river", "runs"):

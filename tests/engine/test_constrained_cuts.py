@@ -126,19 +126,32 @@ def test_cuts_change_no_token(make_any: Make, number: int, overlap: bool) -> Non
     session.close()
 
 
-@pytest.mark.parametrize("number", SHAPES)
-def test_other_ways_to_make_the_steps_change_no_token(make_any: Make, number: int) -> None:
+WAYS: tuple[dict[str, object], ...] = (
+    {"overlap": True},
+    {"speculate": "ngram"},
+    {"speculate": "ngram", "overlap": True},
+)
+
+
+@pytest.mark.parametrize(
+    ("number", "way"),
+    [
+        pytest.param(number, way, marks=() if number == way else pytest.mark.soak)
+        for number in SHAPES
+        for way in range(len(WAYS))
+    ],
+)
+def test_other_ways_to_make_the_steps_change_no_token(make_any: Make, number: int, way: int) -> None:
     """One token at a time (log-probabilities), with drafts, with overlap, and beside other turns."""
     _, grammar, seed = case(100 + number)
-    expected = reference(make_any(), grammar, seed)
-    for options in ({"overlap": True}, {"speculate": "ngram"}, {"speculate": "ngram", "overlap": True}):
-        engine = make_any(**options)
-        crowd = engine.session().say(PROMPT[:7], Sampling(max_tokens=TOKENS, seed=1, ignore_eos=True))
-        one, two = engine.session(), engine.session()
-        slow = say(two, grammar, seed, logprobs=0)
-        assert say(one, grammar, seed).token_ids == expected
-        assert slow.token_ids == expected and len(slow.logprobs) == len(expected)
-        crowd.wait()
+    expected = make_any.once(reference_of, 100 + number)
+    engine = make_any(**WAYS[way])
+    crowd = engine.session().say(PROMPT[:7], Sampling(max_tokens=TOKENS, seed=1, ignore_eos=True))
+    one, two = engine.session(), engine.session()
+    slow = say(two, grammar, seed, logprobs=0)
+    assert say(one, grammar, seed).token_ids == expected
+    assert slow.token_ids == expected and len(slow.logprobs) == len(expected)
+    crowd.wait()
 
 
 def test_forced_tokens_take_no_steps_of_their_own(make: Make) -> None:

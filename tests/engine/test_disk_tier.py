@@ -23,7 +23,7 @@ from tests.engine.conftest import Make
 from tests.engine.direct import direct
 from tests.engine.tiny import WORDS, greedy, word
 
-LIMIT = 32 << 20
+LIMIT = 2 << 20
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +91,7 @@ def costs_only_itself(session: Session, turn: int, expected: list[int]) -> None:
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 def test_there_and_back_by_hand(make_any: Make, tmp_path: Path, overlap: bool) -> None:
     expected = make_any.once(conversation)[:6]
-    engine = make_any(**options(tmp_path, overlap=overlap, host_memory=8 << 20))
+    engine = make_any(**options(tmp_path, overlap=overlap, host_memory=1 << 20))
     session = engine.session(id="s")
     assert talk(session, range(2)) == expected[:2]
     to_disk(engine)
@@ -193,7 +193,7 @@ def test_pressure_moves_sessions_down_and_every_one_answers(make_any: Make, tmp_
     pages = {"kv_tokens": 256, "window_tokens": 256, "state_slots": 8, "session_tokens": 128}
     engine = make_any(**options(tmp_path, snapshot_seconds=0.0, host_memory=48 << 10, max_running=2, **pages))
     expected = make_any.once(conversation)[:3]
-    sessions = [engine.session(id=f"s{number}") for number in range(20)]
+    sessions = [engine.session(id=f"s{number}") for number in range(10)]
     computed = 0
     for turn in range(3):
         for session in sessions:
@@ -203,7 +203,7 @@ def test_pressure_moves_sessions_down_and_every_one_answers(make_any: Make, tmp_
             run(engine)
     registry = engine.loop.scheduler.registry
     assert registry.counters.dropped == 0, "nothing was ever computed again"
-    assert computed <= 20 * 3 * 30
+    assert computed <= 10 * 3 * 30
     tiers = [session.parcel.tier for session in registry.sessions.values() if session.parcel is not None]
     assert Tier.DISK in tiers and Tier.HOST in tiers
     report = engine.memory()["pools"]
@@ -215,7 +215,7 @@ def test_pressure_moves_sessions_down_and_every_one_answers(make_any: Make, tmp_
 def test_first_prompts_go_along_and_come_back(make_any: Make) -> None:
     """More sessions than fit, each with a first prompt of its own, which the tree keeps for others too."""
     pages = {"kv_tokens": 256, "window_tokens": 256, "state_slots": 8, "session_tokens": 128}
-    engine = make_any(host_memory=8 << 20, max_running=2, **pages)
+    engine = make_any(host_memory=1 << 20, max_running=2, **pages)
     sessions = [engine.session(id=f"s{number}") for number in range(5)]
     for number, session in enumerate(sessions):
         session.say([word(WORDS[number]), *said(0, 83)], greedy(5)).wait()
@@ -297,8 +297,18 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
+@pytest.mark.parametrize(
+    ("damage", "restarted"),
+    [
+        pytest.param(
+            *(damage, restarted),
+            id=f"{damage}{' restarted' * restarted}",
+            marks=() if place % 2 == restarted else pytest.mark.soak,
+        )
+        for place, damage in enumerate(DAMAGES)
+        for restarted in (False, True)
+    ],
+)
 def test_a_damaged_file_is_computed_again(
     make: Make, tmp_path: Path, damage: str, restarted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -373,7 +383,7 @@ def test_a_disk_that_cannot_be_written_costs_nothing_but_work(
     now = [0.0]
     monkeypatch.setattr(disk.store.back_off, "clock", lambda: engine.loop.now() + now[0])
     disk.store.files.fault = fault
-    sessions = [engine.session(id=f"s{number}") for number in range(8)]
+    sessions = [engine.session(id=f"s{number}") for number in range(5)]
     for turn in range(2):
         for session in sessions:
             assert session.say(said(turn), greedy(9)).token_ids == expected[turn]
@@ -440,7 +450,7 @@ def test_without_a_journal_files_last_as_long_as_the_engine(make: Make, tmp_path
 
 
 def test_a_conversation_is_moved_by_hand(make: Make, tmp_path: Path) -> None:
-    engine = make(disk=str(tmp_path / "disk"), disk_limit=LIMIT, host_memory=8 << 20)
+    engine = make(disk=str(tmp_path / "disk"), disk_limit=LIMIT, host_memory=1 << 20)
     session = engine.session(id="s")
     talk(session, range(2))
     for tier in ("disk", "host", None):

@@ -134,7 +134,7 @@ class Play:
                 "journal": str(self.folder / "sessions.journal"),
                 "durability": self.durability,
                 "disk": str(self.folder / "disk"),
-                "disk_limit": 64 << 20,
+                "disk_limit": 4 << 20,
                 "snapshot_seconds": 0.0,
             },
         )

@@ -31,8 +31,8 @@ def talk(session: Session, turns: range) -> None:
 
 def prepared(make: Make, path: Path, **options: object) -> tuple[Engine, Session]:
     """A session of three turns, with a place to go to."""
-    directory = {"disk": str(path / "disk"), "disk_limit": 32 << 20, "snapshot_seconds": 1e9}
-    engine = make(host_memory=8 << 20, **directory, **options)
+    directory = {"disk": str(path / "disk"), "disk_limit": 2 << 20, "snapshot_seconds": 1e9}
+    engine = make(host_memory=1 << 20, **directory, **options)
     session = engine.session(id="s")
     talk(session, range(3))
     return engine, session
@@ -72,7 +72,7 @@ def cost(session: Session) -> tuple[list[int], int]:
 
 def cost_in_place(make: Make, verb: Verb) -> tuple[list[int], int]:
     """As `cost`, for a session whose memory never went away."""
-    session = make(host_memory=8 << 20).session(id="s")
+    session = make(host_memory=1 << 20).session(id="s")
     talk(session, range(3))
     return cost(verb(session))
 
@@ -141,7 +141,7 @@ def test_a_refusal_brings_nothing_back(make_any: Make, tmp_path: Path) -> None:
 
 
 def test_nobody_waits_for_a_session_whose_time_is_over(make: Make) -> None:
-    engine = make(host_memory=8 << 20)
+    engine = make(host_memory=1 << 20)
     loop = engine.loop
     direct(loop, "open", "s", "local", ttl=1000.0)
     session = engine.resume("s")
@@ -152,7 +152,7 @@ def test_nobody_waits_for_a_session_whose_time_is_over(make: Make) -> None:
 
 
 def test_nobody_waits_for_another_session_that_has_the_name_since(make: Make) -> None:
-    engine = make(host_memory=8 << 20)
+    engine = make(host_memory=1 << 20)
     loop = engine.loop
     session = engine.session(id="s")
     wait = MemoryWait(loop.scheduler, "s", end_of_turn(None), forks=True)

@@ -14,6 +14,10 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from holdfast.models.checkpoint import load_model, open_checkpoint
+from holdfast.models.weights import Placement
+from tests.models.paged import generate
+
 VOCABULARY = 499
 GENERATED = 64
 PROMPT_LENGTHS = (70, 1, 37)
@@ -461,22 +465,49 @@ def prompts() -> list[list[int]]:
     return [torch.randint(VOCABULARY, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
 
 
-def make_reference(variant: Variant, path: Path) -> Reference:
-    """Saves the model in shards and asks transformers for tokens and logits."""
+def make_reference(
+    variant: Variant, path: Path, draft: Callable[[Path], list[list[int]]] | None = None
+) -> Reference:
+    """Saves the model in shards and asks transformers for tokens and logits.
+
+    Asking for one token at a time takes long, so `draft`, by default our model, guesses the tokens. A guess
+    counts if the logits of transformers make each of its tokens the most likely one, which is what greedy
+    decoding takes; otherwise transformers is asked token by token.
+    """
     model = variant.build()
     model.save_pretrained(path, max_shard_size="60KB")
     generated, logits = [], []
-    with torch.inference_mode():
-        for prompt in prompts():
-            inputs = torch.tensor([prompt])
-            output = model.generate(
-                inputs,
-                attention_mask=torch.ones_like(inputs),
-                max_new_tokens=GENERATED,
-                do_sample=False,
-                pad_token_id=0,
-            )
-            tokens = output[0].tolist()
-            generated.append(tokens[len(prompt) :])
-            logits.append(model(torch.tensor([tokens[:-1]]), use_cache=False).logits[0])
+    for prompt, guess in zip(prompts(), (draft or drafts)(path), strict=True):
+        tokens, answer = guess, _logits(model, prompt + guess[:-1])
+        if answer[len(prompt) - 1 :].argmax(dim=-1).tolist() != guess:
+            tokens = _greedy(model, prompt)
+            answer = _logits(model, prompt + tokens[:-1])
+        generated.append(tokens)
+        logits.append(answer)
     return Reference(path, prompts(), generated, logits)
+
+
+def drafts(path: Path) -> list[list[int]]:
+    """What our model says to the prompts."""
+    model = load_model(open_checkpoint(path), Placement(torch.device("cpu"), torch.float32))
+    return generate(model, prompts(), page_size=16, chunk=64, count=GENERATED)[1]
+
+
+def _logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        answer: torch.Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    return answer
+
+
+def _greedy(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+    inputs = torch.tensor([prompt])
+    with torch.inference_mode():
+        output = model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=GENERATED,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    tokens: list[int] = output[0].tolist()
+    return tokens[len(prompt) :]

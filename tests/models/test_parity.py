@@ -24,7 +24,15 @@ from holdfast.models.config import AttentionConfig
 from holdfast.models.model import Model
 from holdfast.models.weights import Placement
 from tests.models.paged import PagedRunner, Sequence, generate
-from tests.models.reference import GENERATED, VARIANTS, VOCABULARY, Reference, double_logits
+from tests.models.reference import (
+    GENERATED,
+    VARIANTS,
+    VOCABULARY,
+    Reference,
+    double_logits,
+    drafts,
+    make_reference,
+)
 
 SETTINGS = tuple((page_size, chunk) for page_size in (1, 16, 64) for chunk in (1, 7, 64))
 LONG = 500
@@ -39,6 +47,22 @@ def usual_settings(name: str) -> tuple[tuple[int, int], ...]:
 
 def load(reference: Reference) -> Model:
     return load_model(open_checkpoint(reference.path), CPU)
+
+
+@pytest.mark.parametrize("name", ["llama", "bamba"])
+def test_a_reference_takes_no_token_that_transformers_does_not(
+    reference_of: Callable[[str], Reference], tmp_path: Path, name: str
+) -> None:
+    """Wrong drafts, of which one is right but for its last token, do not change what is expected."""
+
+    def wrong(path: Path) -> list[list[int]]:
+        first, second, third = drafts(path)
+        return [[*first[:-1], (first[-1] + 1) % VOCABULARY], [0] * len(second), third]
+
+    reference, made = reference_of(name), make_reference(VARIANTS[name], tmp_path, wrong)
+    assert made.generated == reference.generated
+    for ours, theirs in zip(made.logits, reference.logits, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Prompts through the whole engine give the logits and the 64 greedy tokens of transformers."""
 
 from tests.models.reference import GENERATED
-from tests.parity.families import every, overlapped, sized
+from tests.parity.families import every, overlapped, sized, without_overlap
 from tests.parity.subject import Subject, Watched, greedy
 
 
@@ -21,7 +21,7 @@ def test_the_reference_is_not_trivial(subject: Subject) -> None:
     assert all(len(set(generated)) >= 20 for generated in subject.reference.generated)
 
 
-@every
+@without_overlap(5)
 def test_one_prompt(subject: Subject) -> None:
     prompt, generated = subject.reference.prompts[0], subject.reference.generated[0]
     with Watched(subject) as watched:

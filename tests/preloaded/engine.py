@@ -50,11 +50,12 @@ async def start(*command: str, **options: Any) -> Any:
         return await EXECUTE(*command, **options)
     pid = os.fork()
     if pid == 0:
-        _be_engine(command)
+        be(ENGINE, command)
     return Forked(pid)
 
 
-def _be_engine(command: tuple[str, ...]) -> NoReturn:
+def be(module: str, command: tuple[str, ...]) -> NoReturn:
+    """Run a module in a fork of the server, with a command line of its own and the standard streams alone."""
     try:
         gc.freeze()  # What belongs to the server is never collected here.
         signal.set_wakeup_fd(-1)
@@ -65,7 +66,7 @@ def _be_engine(command: tuple[str, ...]) -> NoReturn:
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         show_command(list(command))
         sys.argv = list(command[2:])
-        run(ENGINE)
+        run(module)
     finally:
         os._exit(1)
 

@@ -39,7 +39,7 @@ PRELOADED = (
     "holdfast.server.link.worker",
     "holdfast.cli.engine",
     "holdfast.server.link.engine_process",
-    "tests.preloaded.engine",
+    "tests.preloaded.text",
 )
 MAIN = ("holdfast.cli.__main__", "holdfast.server.link.worker")
 """Run by their name in the new process, as `python -m` does."""
@@ -159,4 +159,5 @@ if __name__ == "__main__":
     become(requested)
     if requested["arguments"][:1] == ["serve"]:
         import_module("tests.preloaded.engine").fork_engines()
+        import_module("tests.preloaded.text").fork_text_processes()
     run(requested["module"])

@@ -7,6 +7,7 @@ test can count the commands that a request sends and the tokens that the engine 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 
@@ -24,7 +25,9 @@ from holdfast.server.options import ServerOptions
 from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, new_name
 from holdfast.server.telemetry.metrics import Metrics
+from holdfast.server.text.lanes import TextProcess
 from holdfast.server.turn_request import Input, TurnAsked
+from tests.preloaded.text import start_from_nursery
 
 __all__ = ["ANN", "Joined", "Message", "joined"]
 
@@ -156,4 +159,5 @@ def joined(
             pump.cancel()
             world.service.close()
 
-    asyncio.run(run())
+    with patch.object(TextProcess, "start", start_from_nursery):
+        asyncio.run(run())

@@ -328,15 +328,25 @@ VERBS: dict[str, Callable[[House], None]] = {
 }
 
 
+PAIRS = tuple(itertools.product(VERBS, repeat=2))
+
+
+@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["", "others"])
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
-def test_every_request_has_one_end(state: Callable[[House], object], overlap: bool, tmp_path: Path) -> None:
-    """With overlap the second verb comes in the same round as the first, without in the one after it."""
+def test_every_request_has_one_end(
+    state: Callable[[House], object], overlap: bool, others: bool, tmp_path: Path
+) -> None:
+    """With overlap the second verb comes in the same round as the first, without in the one after it.
+
+    Each pair runs in each state, in turn with and without overlap; `make soak` runs the `others` as well.
+    """
     written = state is being_written
+    pairs = PAIRS[(STATES.index(state) + overlap + others) % 2 :: 2]
 
     async def all_pairs() -> None:
         house = House(overlap, tmp_path / "journal.db" if written else None)
-        for first, second in itertools.product(VERBS, repeat=2):
+        for first, second in pairs:
             await house.reset()
             await state(house)  # type: ignore[misc]
             VERBS[first](house)

@@ -10,7 +10,7 @@ from tests.server.serving import Server
 SKIPPED = {"/v1/storm", "/health_generate"}
 
 
-@pytest.mark.parametrize("examples", [6, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [4, pytest.param(60, marks=pytest.mark.soak)])
 def test_no_request_of_the_schema_breaks_the_server(echo: Server, examples: int) -> None:
     schema = schemathesis.openapi.from_url(f"{echo.url}/openapi.json")
     seen: set[str] = set()

@@ -20,10 +20,11 @@ from typing import Protocol
 from holdfast.server.http.problems import Problem
 from holdfast.server.text import jobs
 
-__all__ = ["JOB_SECONDS", "Lane", "TextProcess", "TextProcessLost"]
+__all__ = ["COMMAND", "JOB_SECONDS", "STREAM_BYTES", "Lane", "TextProcess", "TextProcessLost"]
 
 log = logging.getLogger("holdfast.server")
 
+COMMAND = (sys.executable, "-m", "holdfast.server.text.process")
 JOB_SECONDS = 60.0
 """How long a job may take before its process is killed."""
 ATTEMPTS = 2
@@ -68,9 +69,7 @@ class TextProcess:
         try:
             transport, protocol = await loop.subprocess_exec(
                 lambda: SubprocessStreamProtocol(STREAM_BYTES, loop),
-                sys.executable,
-                "-m",
-                "holdfast.server.text.process",
+                *COMMAND,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=None,
