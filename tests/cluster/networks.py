@@ -5,18 +5,17 @@ main namespace brings to PostgreSQL's Unix socket. A link is cut in one directio
 hardware address that nobody has: packets are lost, and neither end is told. Needs root and `ip`.
 """
 
-import contextlib
 import itertools
 import os
 import shutil
 import socket
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.cutting import NAME
+from tests.server.apart import Proxy
 
 __all__ = ["Network", "Relay", "require_namespaces"]
 
@@ -88,40 +87,18 @@ class Line:
         ip("-n", self._namespace, "neigh", "flush", "dev", self._inner, "nud", "permanent")
 
 
-class Relay:
+class Relay(Proxy):
     """Brings connections to an address to PostgreSQL's Unix socket."""
 
     def __init__(self, host: str, behind: Path) -> None:
         self._behind = str(behind / NAME)
-        self._listener = socket.create_server((host, 0))
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(0, host)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                here, _ = self._listener.accept()
-            except OSError:
-                return
-            there = socket.socket(socket.AF_UNIX)
-            there.connect(self._behind)
-            for source, sink in ((here, there), (there, here)):
-                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
-
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-    def close(self) -> None:
-        """Accept no more connections."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+    def connect(self) -> socket.socket:
+        """A connection to PostgreSQL."""
+        there = socket.socket(socket.AF_UNIX)
+        there.connect(self._behind)
+        return there
 
 
 class Network:
@@ -137,7 +114,7 @@ class Network:
 
     def url(self, database: str) -> str:
         """The URL of a database as the engine reaches it."""
-        return f"postgresql://holdfast@{self.journal.outer}:{self._relay.port}/{database}"
+        return f"postgresql://holdfast@{self._relay.address}/{database}"
 
     def remove(self) -> None:
         """Remove the namespace with its links, after its processes have ended."""

@@ -97,7 +97,8 @@ def until(look: Callable[[], Any], seconds: float = 30, why: Callable[[], object
 class Proxy:
     """Forwards connections to a port; what passes is recorded, and can be held back or cut."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        """`host` is where it listens."""
         self.port_there = port
         self.recorded: list[bytes] = []
         """What clients have sent, one entry for each connection."""
@@ -107,8 +108,8 @@ class Proxy:
         self.cut_after: int | None = None
         """Bytes from clients after which a connection is cut."""
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server((host, 0))
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._ended = False
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -119,7 +120,7 @@ class Proxy:
             except OSError:
                 return
             try:
-                there = socket.create_connection(("127.0.0.1", self.port_there))
+                there = self.connect()
             except OSError:
                 here.close()
                 continue
@@ -128,6 +129,10 @@ class Proxy:
             self.recorded.append(b"")
             threading.Thread(target=self._pump, args=(here, there, place), daemon=True).start()
             threading.Thread(target=self._pump, args=(there, here, None), daemon=True).start()
+
+    def connect(self) -> socket.socket:
+        """A connection to what is behind it."""
+        return socket.create_connection(("127.0.0.1", self.port_there))
 
     def _pump(self, source: socket.socket, sink: socket.socket, place: int | None) -> None:
         with contextlib.suppress(OSError):
