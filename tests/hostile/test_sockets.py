@@ -296,6 +296,8 @@ def test_streams_that_nobody_reads_hold_little_memory(serve: Serve) -> None:
             before = watch.neighbours[0].tokens
             while watch.neighbours[0].tokens - before < 40_000:  # As many as each of them was sent.
                 watch.go_on()
+            for connection in silent[: len(bodies)]:
+                assert connection.recv(12, socket.MSG_PEEK) == b"HTTP/1.1 200"
         finally:
             for connection in silent:
                 connection.close()
