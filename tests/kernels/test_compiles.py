@@ -59,10 +59,13 @@ fp8.overlap = lambda x: {"OVERLAP": True, "launch_pdl": True} if hopper else {"O
 fp8._multiplies = lambda index: hopper
 fp8.processors = lambda index: 132
 fp8.scaled_mm = lambda codes, weight, *rest, **named: torch.zeros(codes.shape[0], weight.shape[1])
+every = len(sys.argv) > 1
 for tokens, outputs in ((1, 1), (1, 256), (20, 256), (100, 256)):
     for depth in (256, 300):
         codes = torch.zeros(outputs, depth, dtype=torch.uint8).view(torch.float8_e4m3fn)
         for block in ((128, 128), (1, depth)):
+            if not every and (depth == 256) != ((tokens > 1) == (block[0] > 1)):
+                continue
             scales = torch.ones(-(-outputs // block[0]), -(-depth // block[1]))
             x = torch.zeros(tokens, depth, dtype=torch.bfloat16)
             assert fp8.linear_fp8(x, codes, scales, block, None).shape == (tokens, outputs)
@@ -128,6 +131,7 @@ from holdfast.kernels import Pieces, ScaledCache, build_batch, tile_count
 from holdfast.kernels.batch import PIECE_FIELDS
 
 most, dim, scaled = int(sys.argv[1]) << 10, int(sys.argv[2]), int(sys.argv[3])
+first, step = int(sys.argv[4]), int(sys.argv[5])
 attention.roomy = pieces.roomy = lambda index: most >= 160 << 10
 hopper = {"OVERLAP": True, "launch_pdl": True}
 attention.overlap = pieces.overlap = lambda query: hopper if capability == 90 else {"OVERLAP": False}
@@ -149,7 +153,7 @@ for counts, start, window, listed in (
     ([256], 900, None, False),
     ([200] * 90, 0, 64, False),
     ([1, 40], 100, None, True),
-):
+)[first::step]:
     units = [list(range(-(-(start + count) // page))) for count in counts]
     kind = "window" if window else "full"
     given = {f"{kind}_units": units, f"{kind}_page_size": page}
@@ -299,11 +303,16 @@ def test_projections_of_any_width_compile(compiles: Compiles) -> None:
     compiles(PROJECTIONS)
 
 
+@pytest.mark.parametrize("every", [(), pytest.param((1,), marks=pytest.mark.soak)], ids=["pairs", "every"])
 @pytest.mark.parametrize("capability", [90, 10 * CAPABILITY[0] + CAPABILITY[1]])
-def test_projections_in_eight_bits_compile(compiles: Compiles, capability: int) -> None:
-    """For Hopper, and for the oldest GPU that runs them. The interpreter has no 8-bit floats: results are
-    checked on a GPU."""
-    compiles(EIGHT_BITS, capability=capability)
+def test_projections_in_eight_bits_compile(
+    compiles: Compiles, capability: int, every: tuple[int, ...]
+) -> None:
+    """For Hopper, and for the oldest GPU that runs them; pairs of depths and blocks in `make test`.
+
+    The interpreter has no 8-bit floats: results are checked on a GPU.
+    """
+    compiles(EIGHT_BITS, *every, capability=capability)
 
 
 @pytest.mark.parametrize(
@@ -323,18 +332,35 @@ def test_copies_of_units_compile(compiles: Compiles) -> None:
     compiles(UNITS)
 
 
-@pytest.mark.parametrize("kibibytes", [99, pytest.param(227, marks=pytest.mark.soak)])
-def test_attention_of_wide_heads_fits_into_the_shared_memory(compiles: Compiles, kibibytes: int) -> None:
-    """That of the GPUs of compute capability 8.9 and 9.0."""
-    compiles(ATTENTION, kibibytes, 256, 0)
+@pytest.mark.parametrize(
+    ("kibibytes", "first", "step"),
+    [
+        (99, 0, 2),
+        pytest.param(99, 1, 2, marks=pytest.mark.soak),
+        pytest.param(227, 0, 1, marks=pytest.mark.soak),
+    ],
+)
+def test_attention_of_wide_heads_fits_into_the_shared_memory(
+    compiles: Compiles, kibibytes: int, first: int, step: int
+) -> None:
+    """That of the GPUs of compute capability 8.9 and 9.0. Half of the shapes of batches in `make test`."""
+    compiles(ATTENTION, kibibytes, 256, 0, first, step)
 
 
 @pytest.mark.parametrize(
-    ("capability", "dim"),
-    [(90, 128), pytest.param(90, 256, marks=pytest.mark.soak), pytest.param(89, 64, marks=pytest.mark.soak)],
+    ("capability", "dim", "first", "step"),
+    [
+        (90, 128, 1, 2),
+        pytest.param(90, 128, 0, 2, marks=pytest.mark.soak),
+        pytest.param(90, 256, 0, 1, marks=pytest.mark.soak),
+        pytest.param(89, 64, 0, 1, marks=pytest.mark.soak),
+    ],
 )
-def test_attention_over_eight_bits_compiles(compiles: Compiles, capability: int, dim: int) -> None:
-    compiles(ATTENTION, 227 if capability == 90 else 99, dim, 1, capability=capability)
+def test_attention_over_eight_bits_compiles(
+    compiles: Compiles, capability: int, dim: int, first: int, step: int
+) -> None:
+    """In `make test` the shapes of batches that the test of wide heads leaves out there."""
+    compiles(ATTENTION, 227 if capability == 90 else 99, dim, 1, first, step, capability=capability)
 
 
 def test_lists_of_pieces_compile(compiles: Compiles) -> None:
