@@ -3,6 +3,7 @@
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -15,39 +16,59 @@ from tests.tidy.imports import (
     Source,
     imported_modules,
 )
-from tests.tidy.rules import PYTHON_RULES, SOURCE_RULES, TEXT_RULES, Rule
+from tests.tidy.rules import PYTHON_RULES, SOURCE_RULES, TEXT_RULES, Offence, Rule
 from tests.tidy.tree import ROOT, sources, texts
 
 
 @cache
-def offences(rules: tuple[Rule, ...], files: tuple[Source, ...]) -> dict[Rule, list[str]]:
-    """The offences against each rule; a file is parsed once for all of them."""
-    assert files, "no files found: the rules would pass for want of anything to look at"
-    found: dict[Rule, list[str]] = {rule: [] for rule in rules}
+def undeclared() -> Rule:
+    """A rule: nothing is imported that is only a dependency of a dependency; extras are for some packages."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    standard = {*sys.stdlib_module_names, PACKAGE, "opentelemetry"}
+
+    def imports_are_declared(file: Source) -> Iterator[Offence]:
+        wanted = [*project["dependencies"]]
+        for extra in MAY_IMPORT_EXTRAS.get(file.package, ()):
+            wanted += project["optional-dependencies"][extra]
+        declared = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in wanted}
+        for line, name in imported_modules(file.nodes):
+            if name.split(".")[0] not in standard | declared:
+                yield Offence(file.path, line, f"imports {name}, which its package does not declare")
+
+    return imports_are_declared
+
+
+@cache
+def offences() -> dict[Rule, list[str]]:
+    """The offences against each rule for Python; a file is parsed once for all of them."""
+    files = sources("src", "tests")
+    everywhere, below_src = PYTHON_RULES, (*SOURCE_RULES, undeclared())
+    seen = {file.path.partition("/")[0] for file in files}
+    assert seen == {"src", "tests"}, "the rules would pass for want of anything to look at"
+    found: dict[Rule, list[str]] = {rule: [] for rule in (*everywhere, *below_src)}
     for file in files:
-        for rule in rules:
+        for rule in (*everywhere, *(below_src if file.path.startswith("src/") else ())):
             found[rule] += map(str, rule(file))
     return found
 
 
-def apply(rule: Rule, rules: tuple[Rule, ...], files: tuple[Source, ...]) -> None:
-    found = offences(rules, files)[rule]
+def check(rule: Rule, found: list[str]) -> None:
     assert not found, "\n".join([rule.__doc__ or rule.__name__, *found])
 
 
 @pytest.mark.parametrize("rule", SOURCE_RULES, ids=lambda rule: rule.__name__)
 def test_source(rule: Rule) -> None:
-    apply(rule, SOURCE_RULES, sources("src"))
+    check(rule, offences()[rule])
 
 
 @pytest.mark.parametrize("rule", PYTHON_RULES, ids=lambda rule: rule.__name__)
 def test_source_and_tests(rule: Rule) -> None:
-    apply(rule, PYTHON_RULES, sources("src", "tests"))
+    check(rule, offences()[rule])
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES, ids=lambda rule: rule.__name__)
 def test_every_text_file(rule: Rule) -> None:
-    apply(rule, TEXT_RULES, texts())
+    check(rule, [str(offence) for file in texts() for offence in rule(file)])
 
 
 def test_every_package_has_its_place() -> None:
@@ -71,18 +92,12 @@ def test_root_files_are_seen() -> None:
 
 
 def test_every_package_that_is_imported_is_declared() -> None:
-    """Nothing is imported that is only a dependency of a dependency; extras are for the packages listed."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    standard = {*sys.stdlib_module_names, PACKAGE, "opentelemetry"}
-    for file in sources("src"):
-        wanted = [*project["dependencies"]]
-        for extra in MAY_IMPORT_EXTRAS.get(file.package, ()):
-            wanted += extras[extra]
-        declared = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in wanted}
-        foreign = {name.split(".")[0] for _, name in imported_modules(file.nodes)} - standard
-        missing = foreign - declared
-        assert not missing, f"{file.path} imports {missing}, which its package does not declare"
+    check(undeclared(), offences()[undeclared()])
+
+
+def test_a_package_that_is_not_declared_is_an_offence() -> None:
+    found = [str(each) for each in undeclared()(Source(f"src/{PACKAGE}/core/x.py", "import numpy, pip\n"))]
+    assert len(found) == 1 and "pip" in found[0]
 
 
 def test_environment_readers_read_the_environment() -> None:
