@@ -165,6 +165,43 @@ def test_a_turn_computes_what_is_new_to_the_draft_model(tmp_path: Path) -> None:
     check_cache(engine)
 
 
+def test_a_history_that_is_said_anew_is_read_anew(tmp_path: Path) -> None:
+    """Nothing of a turn before is taken for granted: its tokens are compared."""
+    _, engine = pair(tmp_path, "llama", "llama")
+    passes = proposer_of(engine).passes
+    session = engine.session()
+    session.say(PROMPT * 4, greedy(12)).wait()
+    before = passes.tokens_computed
+    session.rewind(0)
+    session.say([9] * len(PROMPT * 4), greedy(12)).wait()
+    assert passes.tokens_computed - before >= len(PROMPT * 4)
+
+
+def test_pages_that_a_cut_gave_to_another_session_are_not_read(tmp_path: Path) -> None:
+    """The draft model is the model: as long as it reads its own memory, every draft is right."""
+    path = write_model(tmp_path, "llama")
+    engine = drafting_engine(path, path)
+    one, other = engine.session(), engine.session()
+    one.say(PROMPT, greedy(4)).wait()
+    one.say(PROMPT * 6, greedy(12)).wait()
+    one.rewind(1)
+    one.say([9, *PROMPT], greedy(8)).wait()
+    other.say([5, *PROMPT * 12], greedy(12)).wait()
+    one.say([6], greedy(30)).wait()
+    counters = engine.loop.scheduler.registry.counters
+    assert counters.accepted_tokens == counters.drafted_tokens > 30
+    check_cache(engine)
+
+
+def test_sessions_that_are_closed_leave_no_block_table(tmp_path: Path) -> None:
+    _, engine = pair(tmp_path, "llama", "llama")
+    passes = proposer_of(engine).passes
+    for _ in range(6):
+        with engine.session() as session:
+            session.say(PROMPT, greedy(6)).wait()
+            assert len(passes.executor.tables._rows) == 1
+
+
 def test_the_first_token_does_not_wait_for_the_draft_model(tmp_path: Path) -> None:
     """It reads a long prompt in portions beside the steps after the first token."""
     _, engine = pair(tmp_path, "llama", "llama", mixed_tokens=64)
