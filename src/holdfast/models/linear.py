@@ -104,7 +104,7 @@ class Int4Linear:
     __slots__ = ("_bias", "_dense", "_packed", "_scales", "out_features")
 
     def __init__(self, weight: QuantisedWeight, bias: Tensor | None, dense: Tensor | None) -> None:
-        assert weight.kind is Codes.INT4 and weight.group == GROUP, "ask `fits` before"
+        assert weight.kind is Codes.INT4 and weight.group == GROUP
         self.out_features = weight.outputs
         codes = halves(weight.codes).to(torch.int32)
         self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)

@@ -1,6 +1,6 @@
 """The matrices of a model in GGUF's formats: a decode step and a prompt by the C kernels.
 
-    python -m holdfast.bench.cpu.formats [--shapes smollm2 llama-2048] [--rows 1 4 16 512] [--rounds 5]
+    python -m holdfast.bench.cpu.formats [--shapes smollm2 llama-1024] [--rows 1 4 16 512] [--rounds 5]
 
 All matrices of a decoder are multiplied one after another, with random codes, attention and norms left out.
 A line is one format. *regrouped* is how these files were held before the kernels read them: Q4_K with a scale
@@ -163,7 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["smollm2", "llama-2048"])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["smollm2", "llama-1024"])
     parser.add_argument("--formats", nargs="+", choices=[*SINGLE, *MIXTURES])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 512])
     parser.add_argument("--rounds", type=int, default=5)
