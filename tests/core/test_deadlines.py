@@ -30,6 +30,17 @@ def test_what_is_dropped_never_comes_up_and_may_be_added_again() -> None:
     assert list(deadlines.due(3.0)) == [(2, "b")] and not len(deadlines)
 
 
+def test_the_order_stays_when_what_was_dropped_is_cleared_away() -> None:
+    deadlines = Deadlines()
+    for key in range(100):
+        deadlines.add(key, 100.0 - key, "a")
+    for key in range(100):
+        if key % 10:
+            deadlines.drop(key)
+    assert len(deadlines) < 50, "it was cleared"
+    assert [key for key, _ in deadlines.due(100.0)] == list(range(90, -1, -10))
+
+
 def test_what_is_dropped_or_added_while_entries_are_taken_out_is_seen() -> None:
     deadlines = Deadlines()
     for key in (1, 2, 3):
