@@ -146,3 +146,17 @@ def test_scales_that_half_precision_lacks_are_not_packed() -> None:
     ones, groups = torch.ones(16, 256, dtype=torch.int8), torch.ones(16, 8)
     assert pack(QuantisedWeight(Codes.INT8, ones, groups, 32)) is not None
     assert pack(QuantisedWeight(Codes.INT8, ones, 1e6 * groups, 32)) is None
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1, Kind.Q5_K, Kind.Q6_K], ids=lambda kind: kind.name)
+def test_a_scale_that_is_not_finite_makes_its_output_so(kind: Kind) -> None:
+    """Damaged files are packed as they are: other outputs keep their values."""
+    codes, weight = weight_of(kind, 20, 256)
+    scales = codes.scales if codes.super_scales is None else codes.super_scales
+    scales[7, 0] = torch.nan
+    x = whole_numbers(3, 256)
+    found = packed_as(kind, codes)(x)
+    assert found[:, 7].isnan().all()
+    others = [output for output in range(20) if output != 7]
+    expected = x @ weight.T
+    assert (found[:, others] - expected[:, others]).abs().max() <= 1e-5 * expected.abs().max()

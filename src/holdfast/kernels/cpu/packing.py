@@ -68,7 +68,9 @@ def _pack_plain(weight: QuantisedWeight, codes: Tensor) -> PackedPart | None:
     if weight.factors is not None:
         scale = scale * weight.factors[:, None]
         minimum = None if minimum is None else minimum * weight.factors[:, None]
-    if any(each is not None and not float(each.abs().max()) < _HALF_MOST for each in (scale, minimum)):
+    # What a file has in half precision stays as it is, infinities of damaged files too.
+    stored = weight.scales.dtype == torch.float16 and weight.zeros is None and weight.factors is None
+    if not stored and not _in_half_precision(scale, minimum):
         return None
     if weight.kind is Codes.E2M1:
         scale = 0.5 * scale  # the kernels' table has twice the values
@@ -77,6 +79,11 @@ def _pack_plain(weight: QuantisedWeight, codes: Tensor) -> PackedPart | None:
     repeats = weight.group // GROUP
     minimum = None if minimum is None else minimum.repeat_interleave(repeats, dim=1)
     return _packed(form, codes, scale.repeat_interleave(repeats, dim=1), minimum, None, None)
+
+
+def _in_half_precision(*factors: Tensor | None) -> bool:
+    """Whether numbers are within the range of half precision."""
+    return all(each is None or float(each.abs().max()) < _HALF_MOST for each in factors)
 
 
 def _packed(
