@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--sessions", type=int, default=48)
     parser.add_argument("--deaths", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=1024, help="of the session that moves")
+    parser.add_argument("--tokens", type=int, default=512, help="of the session that moves")
     parser.add_argument("--moves", type=int, default=8)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()

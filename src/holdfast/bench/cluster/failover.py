@@ -1,6 +1,6 @@
 """From `kill -9` of an engine to the next acknowledged turn of each of its sessions.
 
-Clients of many sessions take turns without pause, each with an id, and repeat what had no answer through
+Clients of many sessions take turns with short pauses, each with an id, and repeat what had no answer through
 another API process. Engines are killed one after the other, the next one when all sessions have gone on. At
 the end each session must have just the turns that were acknowledged.
 """
@@ -23,6 +23,8 @@ __all__ = ["measure_failover"]
 APIS = 2
 PAUSE_SECONDS = 0.02
 """How long a client waits before it repeats a request."""
+THINK_SECONDS = 0.05
+"""How long a client waits between two turns: clients that never rest would measure the machine."""
 REST_SECONDS = 1.0
 """How long engines serve between two deaths."""
 GIVE_UP_SECONDS = 30.0
@@ -37,6 +39,8 @@ class Talker:
     acknowledged: int = 0
     last: tuple[float, float] = (0.0, 0.0)
     """When the last request that was acknowledged was sent, and when its answer came."""
+    taken: list[float] = field(default_factory=list)
+    """The seconds of each turn whose first request was answered."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def ask(self, path: str, body: dict[str, object], place: int) -> tuple[float, dict[str, object]]:
@@ -61,10 +65,14 @@ class Talker:
         while True:
             turn = f"t{self.acknowledged}"
             body: dict[str, object] = {"input": turn, "turn_id": turn, "sampling": {"max_tokens": 8}}
+            began = time.perf_counter()
             sent, _ = await self.ask(f"/v1/sessions/{self.name}/turns", body, place)
             self.acknowledged += 1
             self.last = (sent, time.perf_counter())
+            if sent - began < PAUSE_SECONDS:
+                self.taken.append(self.last[1] - sent)
             self.news.set()
+            await asyncio.sleep(THINK_SECONDS)
 
     async def first_after(self, moment: float) -> float:
         """When the first turn was acknowledged that was asked for after a moment."""
@@ -86,7 +94,7 @@ async def _gap(talker: Talker, killed: float) -> float:
 
 async def _deaths(
     engines: list[EngineProcess], clients: list[httpx.AsyncClient], sessions: int
-) -> tuple[list[float], int]:
+) -> tuple[list[float], list[float], int]:
     run = secrets.token_hex(4)
     talkers = [Talker(f"bench-{run}-{number}", clients) for number in range(sessions)]
     for talker in talkers:
@@ -114,20 +122,22 @@ async def _deaths(
         # The turn that was under way when its client ended may have been committed.
         wrong += state["turns"] - talker.acknowledged not in (0, 1)
         await clients[0].delete(f"/v1/sessions/{talker.name}")
-    return gaps, wrong
+    return gaps, [seconds for talker in talkers for seconds in talker.taken], wrong
 
 
 async def _run(engines: list[EngineProcess], urls: list[str], sessions: int) -> dict[str, float]:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     clients = [httpx.AsyncClient(base_url=url, timeout=GIVE_UP_SECONDS, limits=limits) for url in urls]
     try:
-        gaps, wrong = await _deaths(engines, clients, sessions)
+        gaps, turns, wrong = await _deaths(engines, clients, sessions)
     finally:
         for client in clients:
             await client.aclose()
-    cut = quantiles(gaps, n=100, method="inclusive")
+    cut, usual = (quantiles(each, n=100, method="inclusive") for each in (gaps, turns))
     return {
         "samples": float(len(gaps)),
+        "turn_p50_s": usual[49],
+        "turn_p99_s": usual[98],
         "gap_p50_s": cut[49],
         "gap_p99_s": cut[98],
         "gap_max_s": max(gaps),

@@ -1,7 +1,8 @@
 """How fast a session moves between two engines, and how long it holds up another one's tokens meanwhile.
 
 The model is small and its keys and values are large, so that a session of a thousand tokens has hundreds of
-megabytes. It goes to and fro between two engines, while a session at each streams without end.
+megabytes. It goes to and fro between two engines at rest, and then while a session at each streams without
+end.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ CONFIGURATION: dict[str, object] = {
     "torch_dtype": "float32",
 }
 """256 KiB of keys and values a token."""
+
+BESIDE_MAX = 2
+"""Moves beside sessions that stream."""
 
 
 class Speaker:
@@ -77,22 +81,12 @@ async def _run(url: str, tokens: int, moves: int) -> dict[str, float]:
         moving = {"input": list(tokens_of(0, 0, tokens)), "sampling": {"max_tokens": 1, "temperature": 0.0}}
         (await client.post("/v1/sessions", json={"id": "moving"})).raise_for_status()
         (await client.post("/v1/sessions/moving/turns", json=moving)).raise_for_status()
+        size, rates = await _moves(client, moves)
         speakers = [Speaker(client, name) for name in names]
         tasks = [asyncio.create_task(speaker.talk()) for speaker in speakers]
         await asyncio.sleep(2.0)
         quiet_end = time.perf_counter()
-        rates: list[float] = []
-        size = 0
-        for _ in range(moves):
-            home = (await client.get("/v1/sessions/moving")).json()["engine"]
-            began = time.perf_counter()
-            body = {"session": "moving", "engine": "e1" if home == "e0" else "e0"}
-            answer = await client.post("/v1/cluster/move", json=body)
-            answer.raise_for_status()
-            size = answer.json()["bytes"]
-            rates.append(size / (time.perf_counter() - began))
-            turn = {"input": [7], "sampling": {"max_tokens": 1, "temperature": 0.0}}
-            (await client.post("/v1/sessions/moving/turns", json=turn)).raise_for_status()
+        _, beside = await _moves(client, BESIDE_MAX)
         end = time.perf_counter()
         for task in tasks:
             task.cancel()
@@ -103,10 +97,27 @@ async def _run(url: str, tokens: int, moves: int) -> dict[str, float]:
         return {
             "session_mb": size / 1e6,
             "move_mb_per_second": median(rates) / 1e6,
+            "beside_steps_mb_per_second": median(beside) / 1e6,
             "step_ms": 1000 * usual,
             "longest_pause_steps": longest / usual,
             "longest_pause_without_moves_steps": before / usual,
         }
+
+
+async def _moves(client: httpx.AsyncClient, moves: int) -> tuple[int, list[float]]:
+    """Move the session to and fro: its bytes, and the bytes per second of each move."""
+    size, rates = 0, []
+    for _ in range(moves):
+        home = (await client.get("/v1/sessions/moving")).json()["engine"]
+        began = time.perf_counter()
+        body = {"session": "moving", "engine": "e1" if home == "e0" else "e0"}
+        answer = await client.post("/v1/cluster/move", json=body)
+        answer.raise_for_status()
+        size = answer.json()["bytes"]
+        rates.append(size / (time.perf_counter() - began))
+        turn = {"input": [7], "sampling": {"max_tokens": 1, "temperature": 0.0}}
+        (await client.post("/v1/sessions/moving/turns", json=turn)).raise_for_status()
+    return size, rates
 
 
 async def _place(client: httpx.AsyncClient) -> list[str]:

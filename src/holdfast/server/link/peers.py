@@ -58,6 +58,9 @@ ACCEPTED_AT_ONCE = 8
 A handshake and a greeting take three reads where the network is faster than a step, so an API process is
 heard before `STRANGERS_MAX` others have come."""
 
+FILE_READS = 5
+"""Reads between two steps from an engine that sends a file: enough for one portion of it."""
+
 NEW = (wire.StartTurn, wire.OpenSession, wire.Fork, wire.Stage)
 """Commands that begin something: an engine that drains declines them."""
 
@@ -266,8 +269,11 @@ class Peers:
     def _read(self, peer: Peer) -> None:
         """Hear the frames that have come: up to one that is refused, or to the end of the connection."""
         secure = peer.secure
-        if secure.read() and peer.calls:
-            peer.silence.reset()
+        for _ in range(FILE_READS if peer.staged else 1):
+            if not secure.read():
+                break
+            if peer.calls:
+                peer.silence.reset()
         closed = secure.ended
         while secure.ended is closed and (frame := secure.take()) is not None:
             try:
