@@ -35,10 +35,12 @@ def break_forward(engine: Engine, fault: Fault) -> None:
     """Let `fault` change what each forward pass answers, given its number, or raise."""
     calls = 0
 
-    def forward(model: Model, batch: Batch, memory: Memory) -> torch.Tensor:
+    def forward(
+        model: Model, batch: Batch, memory: Memory, tapped: list[torch.Tensor] | None = None
+    ) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        return fault(calls, Model.forward(model, batch, memory), batch)
+        return fault(calls, Model.forward(model, batch, memory, tapped), batch)
 
     engine.loop.setup.model.forward = MethodType(forward, engine.loop.setup.model)  # type: ignore[method-assign]
 

@@ -368,6 +368,9 @@ ABOUT_NO_SESSION = {
     wire.Drain,
     wire.Stage,
     wire.Portion,
+    wire.FetchMissed,
+    wire.Missed,
+    wire.KeepMissed,
 }
 
 

@@ -132,7 +132,7 @@ def with_template(template: str, story: Callable[[EchoEngine], Awaitable[None]])
         engine = EchoEngine()
         vocabulary = vocabulary_of(open_echo("echo", make_options()).setup.tokenizer)
         engine.service.close()
-        engine.service._prompts = None
+        engine.service.model._prompts = None
         changed = msgspec.structs.replace(vocabulary, template=template)
         engine.service.engine_ready(wire.Ready(engine.service.facts, changed, []))
         try:

@@ -113,6 +113,7 @@ class Closing:
     def __init__(self) -> None:
         self.table = Table()
         self.hidden = HiddenSessions(self.table)  # type: ignore[arg-type]
+        self.sessions = self
 
     async def give_way(self, record: Any) -> None:
         self.table.names[record.tenant].remove(record.name)
