@@ -34,6 +34,11 @@ LIVES_SECONDS = 1.0
 LIVES_TRIES = 3
 """How many engines are asked for them: one may be cut off from the journal."""
 
+HEARD_SECONDS = 2.5
+"""How long a rebalancing waits for the next heartbeats; engines send one a second."""
+
+HEARD_TICK = 0.05
+
 NOT_MOVED = frozenset({"session_busy", "session_not_found", "session_moved", "engine_not_found"})
 """Refusals of a move after which a rebalancing goes on with the next session."""
 
@@ -144,7 +149,19 @@ class ClusterControl:
                     continue
                 load.used -= units[move.session]
                 loads[move.target].used += units[move.session]
+        if moved:
+            await self._heard_again(up)
         return moved
+
+    async def _heard_again(self, engines: list[RemoteEngine]) -> None:
+        """Wait for a heartbeat of each engine: a rebalancing that follows counts what this one has moved."""
+        before = [each.last_pulse for each in engines]
+        for _ in range(int(HEARD_SECONDS / HEARD_TICK)):
+            if all(
+                each.last_pulse is not old or not each.up for each, old in zip(engines, before, strict=True)
+            ):
+                return
+            await asyncio.sleep(HEARD_TICK)
 
     async def _reports(self, engine: RemoteEngine) -> list[dict[str, Any]]:
         """An engine's sessions, as it reports them."""
