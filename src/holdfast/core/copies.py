@@ -59,6 +59,11 @@ class HostCopy:
         begin, end = max(first, run.first), min(run.end, self.pages(computed))
         return (begin, end) if begin < end else (first, first)
 
+    def size(self, component: Component) -> int:
+        """How many units of a component the copy holds."""
+        run = self.runs.get(component)
+        return 0 if run is None else len(run.hold)
+
     def pages(self, computed: int) -> int:
         """The page before which the copy is what a sequence at `computed` tokens has."""
         whole = self.layout.pages_for if computed == self.length else self._whole_pages

@@ -6,7 +6,8 @@
     checkpoints of sessions
     idle sessions, the lowest priority first, among equals those expected to stay idle longest, then those
     with a whole copy on the host, then the cheapest to restore, and last those whose turn waits: spilled to
-    another tier, or dropped; on the host copies are freed first, then memory that is on disk as well
+    another tier, whole or as much of the end as the host has room for, or dropped; on the host copies are
+    freed first, then memory that is on disk as well
     pinned sessions (`retention`), in the same order
     running turns: the one that loses least is retracted; never the oldest
     spilled sessions that lease prefixes: dropped, and only for a turn or a session that cannot get room
@@ -26,13 +27,13 @@ from operator import attrgetter
 
 from holdfast.core.fallback import retract
 from holdfast.core.in_flight import Plan
-from holdfast.core.layout import Tier
+from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Account, Kind, OutOfUnits, OverQuota
 from holdfast.core.moves import SPILL_TIERS
 from holdfast.core.policy import absence, retraction_victim, spill_order
 from holdfast.core.registry import Registry
 from holdfast.core.session import Life, LifeEvent, Place, PlaceEvent, Session
-from holdfast.core.sharing import reclaim
+from holdfast.core.sharing import publish, reclaim
 from holdfast.core.tiers import sink, start_restore, start_spill
 from holdfast.core.turn import Ending, TurnEvent
 
@@ -62,10 +63,15 @@ class Shortage:
         return max(0, self.need - self.room)
 
     @property
+    def lacking(self) -> int:
+        """How many of the missing units are not on their way."""
+        tenant = self.account.name if self.account is not None else None
+        return self.missing - self.registry.moves.leaving_units(self.pool.component, tenant)
+
+    @property
     def over(self) -> bool:
         """Whether enough is free or on its way."""
-        tenant = self.account.name if self.account is not None else None
-        return self.missing <= self.registry.moves.leaving_units(self.pool.component, tenant)
+        return self.lacking <= 0
 
     def concerns(self, session: Session) -> bool:
         """Whether memory of a session counts: any, or only of the tenant at its quota."""
@@ -195,7 +201,10 @@ class Pressure:
             if registry.in_flight.has_copies_of(session) or session in registry.queues.recalled:
                 continue  # The next plan completes its memory, or a verb is about to use it.
             takes_along = pool.component in registry.moves.parcel_units(session)
-            if not (takes_along and self.spill(session, asker=asker)):
+            if takes_along and self.spill(session, asker=asker):
+                continue
+            # Making room on another tier may have made some here.
+            if not shortage.over and not (takes_along and self._spill_end(session, shortage)):
                 self._drop(session, shortage)
 
     def leave_ahead(self, waiting: Iterable[Session]) -> None:
@@ -310,6 +319,37 @@ class Pressure:
         if tier is None:
             return False
         reclaim(registry.tree, session.sequence)
+        return self._begin_spill(session, tier)
+
+    def _spill_end(self, session: Session, shortage: Shortage) -> bool:
+        """Start moving the last pages of a session to the host, as many as fit there; False if too few do.
+
+        So two sessions change places where the host has no room for the one before the other has left it. The
+        first pages stay on the device, leased from the tree like a prefix that is shared.
+        """
+        registry, sequence = self.registry, session.sequence
+        pools, account = registry.ledger.pools, session.holder.account
+        host = pools.get((Component.FULL, Tier.HOST))
+        if host is None or shortage.pool.component is not Component.FULL:
+            return False
+        needs = registry.moves.new_units(session, Tier.HOST)
+        needs.pop(Component.FULL)
+        if any(pools[component, Tier.HOST].available(account) < need for component, need in needs.items()):
+            return False
+        copied = sequence.copy.size(Component.FULL) if sequence.copy is not None else 0
+        room = host.available(account) + copied  # The copy of what stays is given up.
+        if room < shortage.lacking:
+            return False
+        reclaim(registry.tree, sequence)
+        while sequence.points:  # They are given up, and what only they read is not to be kept.
+            sequence.drop_point(sequence.points[-1])
+        staying = (sequence.pages - room) * registry.ledger.layout.page_size
+        publish(registry.tree, sequence, staying, rank=1, give_states=False)
+        return self._begin_spill(session, Tier.HOST)
+
+    def _begin_spill(self, session: Session, tier: Tier) -> bool:
+        """Start moving what a resting session itself holds to a tier; False without room there."""
+        registry = self.registry
         transit = registry.ledger.holder(Kind.TRANSIT, session.id, session.tenant)
         registry.ledger.purpose = "spill"
         try:
