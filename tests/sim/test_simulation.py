@@ -105,7 +105,7 @@ def test_a_finding_is_found_again_in_its_own_world() -> None:
 
 
 def test_a_crowd_is_audited_in_slices_and_still_finds_a_lost_slot() -> None:
-    options = Options(7, 4000, layouts=("hybrid",), workloads=("crowd",))
+    options = Options(7, 2000, layouts=("hybrid",), workloads=("crowd",))
     world = World(Setup(1, "hybrid", 16, "crowd", 0.0))
     world.run(1)
     assert len(world.scheduler.registry.sessions) > 1500
