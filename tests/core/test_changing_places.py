@@ -91,6 +91,17 @@ def test_the_copy_of_what_stays_makes_room() -> None:
     assert pages_moved(driver, before, Tier.HOST) == 2, "the other 23 pages were in the copy"
 
 
+def test_too_little_room_on_the_host_costs_one_session_and_not_two() -> None:
+    driver = Driver("dense", PAGE, pages=65, host=30)
+    for seed, name in enumerate("abc"):
+        driver.open(name)
+        driver.turn(name, 96, 4, seed)
+    assert driver.turn("a", 3, 2, 3).cached == 100
+    b, c = driver.session("b"), driver.session("c")
+    assert (b.sequence.computed, c.sequence.computed) == (0, 100)
+    assert c.place is Place.HOME
+
+
 @pytest.mark.parametrize("layout", ["window", "hybrid", "full+window+state"])
 def test_checkpoints_do_not_leave_and_keep_nothing_on_the_device(layout: str) -> None:
     driver = Driver(layout, PAGE, pages=40, host=40, durable_turns=True)

@@ -328,16 +328,11 @@ class Pressure:
         first pages stay on the device, leased from the tree like a prefix that is shared.
         """
         registry, sequence = self.registry, session.sequence
-        pools, account = registry.ledger.pools, session.holder.account
-        host = pools.get((Component.FULL, Tier.HOST))
+        host = registry.ledger.pools.get((Component.FULL, Tier.HOST))
         if host is None or shortage.pool.component is not Component.FULL:
             return False
-        needs = registry.moves.new_units(session, Tier.HOST)
-        needs.pop(Component.FULL)
-        if any(pools[component, Tier.HOST].available(account) < need for component, need in needs.items()):
-            return False
         copied = sequence.copy.size(Component.FULL) if sequence.copy is not None else 0
-        room = host.available(account) + copied  # The copy of what stays is given up.
+        room = host.available(session.holder.account) + copied  # The copy of what stays is given up.
         if room < shortage.lacking:
             return False
         reclaim(registry.tree, sequence)
