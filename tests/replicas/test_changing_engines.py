@@ -25,11 +25,11 @@ __all__ = ["apart"]
 async def linked(apart: Apart, *addresses: str) -> AsyncIterator[EngineSet]:
     """An engine set that runs."""
     engines = EngineSet(addresses, client_context(str(apart.keys)), 5.0, Deaf())
-    running = asyncio.create_task(engines.run())
+    running = asyncio.create_task(engines.remotes.run())
     try:
         yield engines
     finally:
-        await engines.stop()
+        await engines.remotes.stop()
         await asyncio.wait_for(running, 10)
 
 
@@ -50,23 +50,23 @@ def test_engines_come_and_go(apart: Apart) -> None:
 
     async def story() -> None:
         async with linked(apart) as engines:
-            assert not engines.up
+            assert not engines.remotes.up
             engines.change([first.address])
-            await until(lambda: engines.up)
+            await until(lambda: engines.remotes.up)
             await opened(engines, "public/one")
-            kept = engines.engines[first.address]
+            kept = engines.remotes.engines[first.address]
             engines.change([first.address, second.address])
             await until(lambda: engines.complete)
-            assert engines.engines[first.address] is kept, "its link was not touched"
+            assert engines.remotes.engines[first.address] is kept, "its link was not touched"
             assert kept.lost == 0
             engines.change([second.address])
             await until(lambda: not kept.up)
-            assert engines.directory.owner("public/one") is None
+            assert engines.places.directory.owner("public/one") is None
             with pytest.raises(Problem):
                 await opened_again(engines)
             engines.change([second.address, first.address])
             await until(lambda: engines.complete)
-            assert engines.directory.owner("public/one") == first.address
+            assert engines.places.directory.owner("public/one") == first.address
 
     async def opened_again(engines: EngineSet) -> None:
         number = engines.number()
@@ -83,13 +83,13 @@ def test_an_engine_that_moves_keeps_its_sessions(apart: Apart, tmp_path: Path) -
     async def story() -> None:
         async with linked(apart, before.address, other.address) as engines:
             await until(lambda: engines.complete)
-            while len(engines.directory.owned(before.address)) < 1:
+            while len(engines.places.directory.owned(before.address)) < 1:
                 await opened(engines, f"public/{engines.number()}")
-            (name, *_) = sorted(engines.directory.owned(before.address))
+            (name, *_) = sorted(engines.places.directory.owned(before.address))
             assert await asyncio.to_thread(before.stop) == 0
             after = await asyncio.to_thread(apart.engine, *options)
             engines.change([after.address, other.address], {before.address: after.address})
-            assert engines.directory.owner(name) == after.address, "before it is connected"
+            assert engines.places.directory.owner(name) == after.address, "before it is connected"
             assert not engines.complete, "so nobody is told that there is no such session"
             await until(lambda: engines.complete)
             number = engines.number()

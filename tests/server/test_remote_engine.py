@@ -116,15 +116,15 @@ def test_what_is_no_engine_is_left_and_the_process_lives(
 
         server = await listening(keys, said)
         engines = EngineSet([address(server)], client_context(str(keys)), 5.0, Observer())
-        running = asyncio.create_task(engines.run())
+        running = asyncio.create_task(engines.remotes.run())
         while not any(why in message for message in caplog.messages):
             await asyncio.sleep(0.01)
-        assert not running.done() and not engines.up
+        assert not running.done() and not engines.remotes.up
         number = engines.number()
         with pytest.raises(Problem) as refused:
             await engines.call(wire.OpenSession(number, "ann/s", "ann"), number)
         assert refused.value.code == "engine_unavailable"
-        await engines.stop()
+        await engines.remotes.stop()
         await running
         server.close()
         await server.wait_closed()
@@ -148,8 +148,8 @@ def test_an_engine_that_takes_nothing_refuses_what_is_new(
 
         server = await listening(keys, said)
         engines = EngineSet([address(server)], client_context(str(keys)), 60.0, observer)
-        running = asyncio.create_task(engines.run())
-        await engines.wait_ready()
+        running = asyncio.create_task(engines.remotes.run())
+        await engines.remotes.wait_ready()
         assert observer.ready == [["ann/s"]]
         refused: Problem | None = None
         starts = []
@@ -164,7 +164,7 @@ def test_an_engine_that_takes_nothing_refuses_what_is_new(
                 break
         assert refused is not None and refused.code == "engine_unavailable" and refused.retry_after
         assert engines.send(wire.CloseSession(engines.number(), "ann/s")), "what makes room is sent"
-        await engines.stop()
+        await engines.remotes.stop()
         await running
         results = await asyncio.gather(*starts, return_exceptions=True)
         lost = [each for each in results if isinstance(each, Problem) and each.code == "engine_lost"]
@@ -193,17 +193,20 @@ def test_two_engines_with_a_session_of_one_name_are_told_apart(
 
             servers.append(await listening(keys, said))
         engines = EngineSet([address(each) for each in servers], client_context(str(keys)), 5.0, observer)
-        running = asyncio.create_task(engines.run())
+        running = asyncio.create_task(engines.remotes.run())
         while len(observer.ready) < 2:
             await asyncio.sleep(0.01)
         told = sorted(name for names in observer.ready for name in names)
         assert told == ["ann/both", "ann/one", "ann/two"], "the second of a name is not told"
         assert observer.others[1] == set(observer.ready[0]), "the first engine's sessions are not lost"
-        owner = engines.directory.owner("ann/both")
+        owner = engines.places.directory.owner("ann/both")
         assert owner is not None
         other = next(each for each in map(address, servers) if each != owner)
-        assert not engines.disown("ann/both", other) and engines.directory.owner("ann/both") == owner
-        await engines.stop()
+        assert (
+            not engines.places.disown("ann/both", other)
+            and engines.places.directory.owner("ann/both") == owner
+        )
+        await engines.remotes.stop()
         await running
         for server in servers:
             server.close()
@@ -219,12 +222,12 @@ def test_a_port_that_nobody_listens_on_is_tried_again(keys: Path, caplog: pytest
 
     async def story() -> None:
         engines = EngineSet([f"127.0.0.1:{port}"], client_context(str(keys)), 5.0, Observer())
-        running = asyncio.create_task(engines.run())
+        running = asyncio.create_task(engines.remotes.run())
         while sum("no link to the engine" in message for message in caplog.messages) < 3:
             await asyncio.sleep(0.01)
         warned = [record for record in caplog.records if record.levelno == logging.WARNING]
         assert len(warned) == 1, "one line for a reason"
-        await engines.stop()
+        await engines.remotes.stop()
         await running
 
     caplog.set_level(logging.DEBUG)

@@ -31,7 +31,7 @@ from holdfast.server.http.connections import Config, Connections, raise_descript
 from holdfast.server.http.keys import Keys, warn_if_readable
 from holdfast.server.http.websockets import SocketConnection
 from holdfast.server.link import wire
-from holdfast.server.link.engine_set import EngineSet
+from holdfast.server.link.remote_engines import RemoteEngines
 from holdfast.server.link.supervisor import Supervisor
 from holdfast.server.link.tls import client_context
 from holdfast.server.options import ServerOptions
@@ -96,7 +96,7 @@ class Serving:
         supervising = asyncio.create_task(supervisor.run())
         try:
             if engines is not None:
-                metrics.registry.register(EnginesCollector(lambda: engines.engines))
+                metrics.registry.register(EnginesCollector(lambda: engines.remotes.engines))
             else:
                 metrics.watch(lambda: link.pulse, link.totals, lambda: supervisor.up)
                 metrics.watch_loop(link.loop_times)
@@ -212,7 +212,9 @@ class Serving:
         for task in (draining, hurry):
             task.cancel()
 
-    async def _let_write(self, supervisor: Supervisor | EngineSet, supervising: asyncio.Task[None]) -> None:
+    async def _let_write(
+        self, supervisor: Supervisor | RemoteEngines, supervising: asyncio.Task[None]
+    ) -> None:
         """Wait until the engine has written its sessions and exited; another signal stops the writing."""
         hurry = asyncio.create_task(self.hurry.wait())
         await asyncio.wait({supervising, hurry}, return_when=asyncio.FIRST_COMPLETED)

@@ -25,6 +25,7 @@ from holdfast.server.http.problems import (
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import EngineClient, Link, TurnFeed
 from holdfast.server.link.engine_set import EngineSet
+from holdfast.server.link.remote_engines import RemoteEngines
 from holdfast.server.link.supervisor import Progress, Supervisor
 from holdfast.server.listening import Listening
 from holdfast.server.occupants import Occupant, Occupants, Watched
@@ -73,13 +74,13 @@ class Service:
         self.session_taken_up = self.table.taken_up
         self.engines: EngineSet | None = None
         self.link: Link
-        self.supervisor: Supervisor | EngineSet
+        self.supervisor: Supervisor | RemoteEngines
         if remote is None:
             self.link = client = EngineClient(self)
             self.supervisor = Supervisor(client, configure, options.hang_seconds, progress)
         else:
-            self.engines = EngineSet(options.engine, remote, options.link_seconds, self)
-            self.link = self.supervisor = self.engines
+            self.link = self.engines = EngineSet(options.engine, remote, options.link_seconds, self)
+            self.supervisor = self.engines.remotes
         self.model = ServedModel(lambda: self.supervisor.facts)
         self.metrics = metrics
         self.traces = open_traces()

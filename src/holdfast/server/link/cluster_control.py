@@ -48,19 +48,17 @@ class ClusterControl:
 
     def __init__(self, engines: EngineSet) -> None:
         self._engines = engines
+        self._remotes = engines.remotes
 
     def _require_shared(self) -> None:
-        if not self._engines.shared:
+        if not self._remotes.shared:
             said = "the engines do not share a journal: give each `--journal postgresql://…`"
             raise Problem(409, "journal_not_shared", said)
 
-    def _up(self) -> list[RemoteEngine]:
-        return [engine for engine in self._engines.engines.values() if engine.up]
-
     def _named(self, name: str) -> RemoteEngine:
-        found = next((each for each in self._engines.engines.values() if each.name == name), None)
+        found = self._remotes.named(name)
         if found is None:
-            known = ", ".join(sorted(each.name for each in self._engines.engines.values()))
+            known = ", ".join(sorted(each.name for each in self._remotes.engines.values()))
             raise bad_field("engine", f"is not an engine of this server; it has {known}", "engine_not_found")
         if not found.up:
             raise engine_unavailable()
@@ -71,21 +69,21 @@ class ClusterControl:
 
         `fault` is why the journal could not be asked for them, None if it was.
         """
-        known, fault = await self._lives() if self._engines.shared else ([], None)
+        known, fault = await self._lives() if self._remotes.shared else ([], None)
         unclaimed = sum(life["owned"] for life in known if life["life_state"] not in ALIVE)
         lives = {life.pop("name"): life for life in known if life["life_state"] in ALIVE}
-        rows = [self._row(engine, lives.pop(engine.name, {})) for engine in self._engines.engines.values()]
+        rows = [self._row(engine, lives.pop(engine.name, {})) for engine in self._remotes.engines.values()]
         others = [{"engine": name, "state": "unknown", **life} for name, life in lives.items()]
-        shared, engines = self._engines.shared, [*rows, *others]
+        shared, engines = self._remotes.shared, [*rows, *others]
         return {"shared": shared, "engines": engines, "unclaimed": unclaimed, "fault": fault}
 
     async def _lives(self) -> tuple[list[dict[str, Any]], str | None]:
         """The lives that are alive or own sessions; or why they are not known."""
         fault = "no engine can be reached"
-        for engine in self._up()[:LIVES_TRIES]:
+        for engine in self._remotes.serving[:LIVES_TRIES]:
             try:
                 async with asyncio.timeout(LIVES_SECONDS):
-                    return (await self._engines.ask(engine, wire.Ask(0, Question.LIVES))).answer, None
+                    return (await self._remotes.ask(engine, wire.Ask(0, Question.LIVES))).answer, None
             except TimeoutError:
                 fault = f"{engine.name} gets no answer from the journal"
             except Problem as problem:
@@ -114,24 +112,26 @@ class ClusterControl:
         return await self._hand_over(session, engine)
 
     async def _hand_over(self, session: str, engine: str) -> dict[str, Any]:
-        number = self._engines.number()
-        before = await self._engines.home(session)
+        number = self._remotes.number()
+        before = await self._engines.places.found(session)
         if before.name == engine:
             return {"session": session, "from": engine, "to": engine, "bytes": 0}
         done = await self._engines.call(wire.HandOver(number, session, engine), number)
-        self._engines.handed_over(session, self._named(engine).address)
-        self._engines.events.add("moved", engine, session=session, origin=before.name, bytes=done.answer)
+        self._engines.places.directory.note(session, self._named(engine).address)
+        self._engines.places.events.add(
+            "moved", engine, session=session, origin=before.name, bytes=done.answer
+        )
         return {"session": session, "from": before.name, "to": engine, "bytes": done.answer}
 
     async def drain(self, engine: str) -> None:
         """Let an engine hand its sessions over and end."""
-        await self._engines.ask(self._named(engine), wire.Drain(0))
-        self._engines.events.add("drain", engine)
+        await self._remotes.ask(self._named(engine), wire.Drain(0))
+        self._engines.places.events.add("drain", engine)
 
     async def rebalance(self) -> list[dict[str, Any]]:
         """Move sessions at rest away from engines under pressure; what was moved."""
         self._require_shared()
-        up = [each for each in self._up() if each.last_pulse is not None and not each.draining]
+        up = [each for each in self._remotes.serving if each.last_pulse is not None and not each.draining]
         reports = [await self._reports(each) for each in up]
         pulses = enumerate(each.last_pulse for each in up)
         loads = {number: load_of(number, pulse) for number, pulse in pulses if pulse is not None}
@@ -165,9 +165,9 @@ class ClusterControl:
 
     async def _reports(self, engine: RemoteEngine) -> list[dict[str, Any]]:
         """An engine's sessions, as it reports them."""
-        names = sorted(self._engines.directory.owned(engine.address))
+        names = sorted(self._engines.places.directory.owned(engine.address))
         found: list[dict[str, Any]] = (
-            await self._engines.ask(engine, wire.Ask(0, Question.SESSIONS, names=names))
+            await self._remotes.ask(engine, wire.Ask(0, Question.SESSIONS, names=names))
         ).answer
         return found
 

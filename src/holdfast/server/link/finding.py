@@ -9,14 +9,14 @@ there: one engine is asked, which answers with the owner, or takes the session o
     its engine is cut off    from the journal: another engine claims it, once the lease was not renewed
 
 A session is looked for no longer than `PATIENCE_SECONDS`; then the client gets an error that may be retried.
-Used by `engine_set`.
+Used by `session_places`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Collection
 
 import msgspec
 
@@ -24,6 +24,7 @@ from holdfast.server.http.problems import Problem, engine_unavailable
 from holdfast.server.link import wire
 from holdfast.server.link.placement import roomiest
 from holdfast.server.link.remote_engine import RemoteEngine
+from holdfast.server.link.remote_engines import RemoteEngines
 from holdfast.server.link.wire import Question
 
 __all__ = ["PATIENCE_SECONDS", "Finder", "Patience"]
@@ -66,24 +67,14 @@ class Patience:
 class Finder:
     """Asks engines for sessions. Which engines there are may change."""
 
-    def __init__(
-        self,
-        engines: Callable[[], Mapping[str, RemoteEngine]],
-        ask: Callable[[RemoteEngine, wire.Command], Awaitable[wire.Done]],
-    ) -> None:
-        """`ask` sends a question to an engine."""
-        self._table = engines
-        self._ask = ask
-
-    @property
-    def _engines(self) -> Mapping[str, RemoteEngine]:
-        return self._table()
+    def __init__(self, remotes: RemoteEngines) -> None:
+        self._remotes = remotes
 
     async def at_any(self, session: str) -> Place | None:
         """Ask all engines for a session."""
-        asked = [engine for engine in self._engines.values() if engine.up]
+        asked = self._remotes.serving
         answers = await asyncio.gather(
-            *(self._ask(engine, wire.Ask(0, Question.STORED, session)) for engine in asked),
+            *(self._remotes.ask(engine, wire.Ask(0, Question.STORED, session)) for engine in asked),
             return_exceptions=True,
         )
         for engine, answer in zip(asked, answers, strict=True):
@@ -109,7 +100,7 @@ class Finder:
                     return None
                 if found.stored is not None:
                     return engine.address, found.stored
-                owner = self._named(found.engine)
+                owner = self._remotes.named(found.engine)
                 if owner is not None and owner.up and owner not in (engine, *self._at(cut_off)):
                     engine = owner  # It has the session, or reads it.
                     continue
@@ -118,7 +109,7 @@ class Finder:
             engine = self._claimer(before, full | cut_off)
 
     def _at(self, addresses: Collection[str]) -> list[RemoteEngine]:
-        return [each for each in self._engines.values() if each.address in addresses]
+        return [each for each in self._remotes.engines.values() if each.address in addresses]
 
     async def _claimed(
         self,
@@ -132,14 +123,14 @@ class Finder:
 
         Engines without room are added to `full`, those that cannot reach the journal to `cut_off`.
         """
-        known = [each for each in self._engines.values() if each.welcome is not None]
+        known = [each for each in self._remotes.engines.values() if each.welcome is not None]
         lost = [each.name for each in known if not each.up or each.address in cut_off]
         try:
-            return await self._ask(engine, wire.Claim(0, session, lost))
+            return await self._remotes.ask(engine, wire.Claim(0, session, lost))
         except Problem as problem:
             if problem.code == "journal_unavailable":
                 cut_off.add(engine.address)
-                if all(each.address in cut_off for each in self._engines.values() if each.up):
+                if all(each.address in cut_off for each in self._remotes.serving):
                     raise
             elif problem.code == "too_many_sessions":
                 full.add(engine.address)
@@ -151,16 +142,12 @@ class Finder:
 
     def _claimer(self, before: str | None, full: Collection[str]) -> RemoteEngine:
         """The engine that is to take a session over: where it was, if that is up again, or most room."""
-        known = None if before is None else self._engines.get(before)
+        known = None if before is None else self._remotes.engines.get(before)
         if known is not None and known.up and not known.draining and before not in full:
             return known
-        up = [engine for engine in self._engines.values() if engine.up and engine.address not in full]
-        if not up:
-            up = [engine for engine in self._engines.values() if engine.up]
+        serving = self._remotes.serving
+        up = [engine for engine in serving if engine.address not in full] or serving
         chosen = roomiest(up) or (up[0] if up else None)
         if chosen is None:
             raise engine_unavailable()
         return chosen
-
-    def _named(self, name: str | None) -> RemoteEngine | None:
-        return next((each for each in self._engines.values() if each.name == name), None)

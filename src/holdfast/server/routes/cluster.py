@@ -50,7 +50,7 @@ async def events(request: Request) -> Response:
     _control(request)
     engines = service_of(request).engines
     assert engines is not None
-    return json_answer({"events": engines.events.all()})
+    return json_answer({"events": engines.places.events.all()})
 
 
 @router.post("/v1/cluster/drain", **documented(DrainBody, "Drain an engine.", status=202))

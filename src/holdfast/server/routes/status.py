@@ -51,7 +51,7 @@ def _engines(service: Service) -> dict[str, Any]:
         return {}
     states = {
         each.name: "down" if not each.up else "draining" if each.draining else "up"
-        for each in service.engines.engines.values()
+        for each in service.engines.remotes.engines.values()
     }
     return {"engines": states}
 
