@@ -54,7 +54,9 @@ def test_a_row_does_not_depend_on_its_company(kernels: ctypes.CDLL, dtype: torch
     together = matrix(x)
     for threads in (1, 2):
         kernels.hf_threads(threads)
-        assert all(torch.equal(matrix(x[row : row + 1])[0], together[row]) for row in (0, 11, 12, 96, 107, 130))
+        assert all(
+            torch.equal(matrix(x[row : row + 1])[0], together[row]) for row in (0, 11, 12, 96, 107, 130)
+        )
         for first, end in ((0, 2), (3, 6), (5, 12), (1, 14), (90, 131), (10, 110)):
             assert torch.equal(matrix(x[first:end]), together[first:end]), (first, end)
 
@@ -82,7 +84,11 @@ def test_the_whole_range_of_a_type_is_kept(kernels: ctypes.CDLL, dtype: torch.dt
 
 def test_quantised_parts_stand_beside_others_in_one_matrix(kernels: ctypes.CDLL) -> None:
     """Each is multiplied as if it were alone, whatever it stands beside."""
-    weights = [random(48, 320, seed=3).bfloat16(), eight_bit(random(32, 320, seed=4)), random(21, 320, seed=5).half()]
+    weights = [
+        random(48, 320, seed=3).bfloat16(),
+        eight_bit(random(32, 320, seed=4)),
+        random(21, 320, seed=5).half(),
+    ]
     matrix = pack_matrix(weights)
     assert [part.form for part in matrix.parts] == [Form.BF16, Form.Q8_0, Form.F16]
     for rows in (1, 9, 40, 100):
@@ -97,7 +103,9 @@ def test_weights_that_cannot_stand_together_keep_their_values(case: str) -> None
     coarse = eight_bit(random(32, 96, seed=6))
     others = random(first, 96, seed=7).bfloat16()
     half = random(first, 96, seed=8).half()
-    order = torch.randperm(first + 32, generator=torch.Generator().manual_seed(9)) if case == "order" else None
+    order = (
+        torch.randperm(first + 32, generator=torch.Generator().manual_seed(9)) if case == "order" else None
+    )
     if case == "types":
         matrix = pack_matrix([others[:20], half])
         expected = torch.cat((others[:20].float(), half.float()))

@@ -1,8 +1,8 @@
 """Matrices for the C kernels: products and row lookup.
 
-`PackedMatrix` owns its bytes and multiplies float32 activations. With quantised weights the kernel rounds them
-to 8 bits in groups of 32; with others it adds float32 products. Its parts are made by `packing`; built by
-`models` where `available()`, those that are not quantised where `widens()`.
+`PackedMatrix` owns its bytes and multiplies float32 activations. With quantised weights the kernel rounds
+them to 8 bits in groups of 32; with others it adds float32 products. Its parts are made by `packing`; built
+by `models` where `available()`, those that are not quantised where `widens()`.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def eight_bit(weight: Tensor) -> QuantisedWeight:
 def pack_matrix(
     weights: Sequence[QuantisedWeight | Tensor], order: Tensor | None = None, bias: Tensor | None = None
 ) -> PackedMatrix:
-    """Weights that follow each other as one matrix, its outputs reordered by `order`; tensors are not quantised.
+    """Weights that follow each other as one matrix, outputs reordered by `order`; tensors are not quantised.
 
     They keep their forms, unless the order mixes different ones or one ends within 16 outputs: then all are
     quantised to 8 bits, or held in a type that has the values of all where one is not quantised.
@@ -162,7 +162,9 @@ def _pack_either(weight: QuantisedWeight | Tensor) -> PackedPart | None:
     return pack_numbers(weight) if isinstance(weight, Tensor) else pack(weight)
 
 
-def _as_one(first: QuantisedWeight | Tensor, second: QuantisedWeight | Tensor) -> QuantisedWeight | Tensor | None:
+def _as_one(
+    first: QuantisedWeight | Tensor, second: QuantisedWeight | Tensor
+) -> QuantisedWeight | Tensor | None:
     """Two weights of one form as one; None where their forms differ."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return torch.cat((first, second)) if first.dtype == second.dtype else None
