@@ -22,6 +22,7 @@ SCRIPTS = (
     "cpu.drafting",
     "cpu.engine",
     "cpu.formats",
+    "cpu.halves",
     "cpu.heads",
     "cpu.host_step",
     "cpu.kv_quality",

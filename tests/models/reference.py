@@ -6,7 +6,7 @@ so that norms, biases and decays matter and a wrong layer shows.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -70,6 +70,8 @@ class Variant:
     seed: int = 1
     scale: tuple[tuple[str, float], ...] = ()
     """Factors on parameters by a part of their names, where a plain random model repeats itself."""
+    dtype: torch.dtype = torch.float32
+    """The type that the checkpoint has the weights in; they are computed in float32."""
 
     def build(self) -> PreTrainedModel:
         torch.manual_seed(self.seed)
@@ -84,7 +86,16 @@ class Variant:
                 for name, parameter in model.named_parameters():
                     if part in name:
                         parameter *= factor
+            for parameter in model.parameters():
+                parameter.copy_(parameter.to(self.dtype))
         return model
+
+    def save(self, model: PreTrainedModel, path: Path) -> None:
+        """Write a checkpoint of several files."""
+        stored = None
+        if self.dtype is not torch.float32:
+            stored = {name: tensor.to(self.dtype) for name, tensor in model.state_dict().items()}
+        model.save_pretrained(path, state_dict=stored, max_shard_size="60KB")
 
 
 def _saved_buffers(model: PreTrainedModel) -> list[torch.Tensor]:
@@ -423,6 +434,7 @@ VARIANTS: dict[str, Variant] = {
         linear_conv_kernel_dim=3,
         **{**_DELTA, "linear_num_key_heads": 3, "linear_num_value_heads": 3},
     ),
+    "llama-bf16": replace(_variant("LlamaConfig", "LlamaForCausalLM", hidden_size=96), dtype=torch.bfloat16),
 }
 
 
@@ -475,7 +487,7 @@ def make_reference(
     decoding takes; otherwise transformers is asked token by token.
     """
     model = variant.build()
-    model.save_pretrained(path, max_shard_size="60KB")
+    variant.save(model, path)
     generated, logits = [], []
     for prompt, guess in zip(prompts(), (draft or drafts)(path), strict=True):
         tokens, answer = guess, _logits(model, prompt + guess[:-1])
@@ -489,7 +501,8 @@ def make_reference(
 
 def drafts(path: Path) -> list[list[int]]:
     """What our model says to the prompts."""
-    model = load_model(open_checkpoint(path), Placement(torch.device("cpu"), torch.float32))
+    placement = Placement(torch.device("cpu"), torch.float32, quantised=True)
+    model = load_model(open_checkpoint(path), placement)
     return generate(model, prompts(), page_size=16, chunk=64, count=GENERATED)[1]
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from holdfast.kernels.cpu.matrix import PackedMatrix, available
-from holdfast.models.checkpoint import load_model, open_checkpoint
-from holdfast.models.linear import Embedding, PackedLinear
+from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
+from holdfast.models.linear import DenseLinear, Embedding, PackedLinear
 from holdfast.models.model import Model
 from holdfast.models.weights import Placement
 from tests.models.gguf_files import write_gguf
@@ -93,6 +93,80 @@ def test_the_fused_pass_is_that_of_the_blocks(tmp_path: Path, page_size: int) ->
     assert results[0].isfinite().all()
 
 
-def test_a_model_with_dense_weights_is_not_fused(tmp_path: Path) -> None:
-    model, _ = quantised_model(tmp_path / "model.gguf", Kind.F16)
+def test_a_model_of_32_bit_weights_is_not_fused(tmp_path: Path) -> None:
+    model, _ = quantised_model(tmp_path / "model.gguf", Kind.F32)
     assert model._fused is None
+
+
+@pytest.mark.parametrize(("kind", "tied"), [(Kind.BF16, True), (Kind.F16, False)], ids=["BF16", "F16-untied"])
+def test_weights_of_16_bits_are_multiplied_as_they_are(tmp_path: Path, kind: Kind, tied: bool) -> None:
+    """Results are those of float32 but for the order of additions, and the same in every batch."""
+    model, reference = quantised_model(tmp_path / "model.gguf", kind, tied)
+    assert model._fused is not None
+    assert isinstance(model._head, PackedLinear)
+    assert model._head.bytes == 2 * SIZES["vocab_size"] * SIZES["hidden_size"]
+    layer = model._fused._pass._keep[0][0]
+    assert {part.form.name for each in (layer.qkv, layer.output, layer.down) for part in each.parts} == {
+        kind.name
+    }
+    embedding = model._embedding
+    assert isinstance(embedding, Embedding)
+    assert isinstance(embedding._table, PackedMatrix) if tied else embedding._table.dtype is torch.float16
+    tokens = tokens_of(50)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([tokens])).logits[0]
+    alone = PagedRunner(model, 16).run([(Sequence(), tokens)])[0]
+    assert spread(alone, expected) <= 2e-6
+    runner, sequence, other = PagedRunner(model, 16), Sequence(), Sequence()
+    parts = [runner.run([(other, tokens_of(23)), (sequence, tokens[:30])])[1]]
+    parts += [runner.run([(sequence, [token]), (other, [1, 2])])[0] for token in tokens[30:]]
+    assert torch.equal(torch.cat(parts), alone)
+    model._fused = None
+    assert spread(PagedRunner(model, 16).run([(Sequence(), tokens)])[0], expected) <= 2e-6
+
+
+def test_weights_of_16_bits_stay_packed_beside_quantised_ones(tmp_path: Path) -> None:
+    reference = build(LlamaConfig, LlamaForCausalLM)
+    path = tmp_path / "model.gguf"
+    write_gguf(
+        reference, path, Kind.Q8_0, others={"v_proj": Kind.BF16, "up_proj": Kind.F16, "k_proj": Kind.F32}
+    )
+    model = load_model(open_checkpoint(path), QUANTISED)
+    assert model._fused is not None
+    layer = model._fused._pass._keep[0][0]
+    assert [[part.form.name for part in each.parts] for each in (layer.qkv, layer.gate_up)] == [
+        ["Q8_0", "F32", "BF16"],
+        ["Q8_0", "F16"],
+    ]
+    tokens = tokens_of(40)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([tokens])).logits[0]
+    assert spread(PagedRunner(model, 16).run([(Sequence(), tokens)])[0], expected) <= 0.02
+
+
+def test_experts_of_16_bits_are_packed(tmp_path: Path) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 72}
+    build(Qwen3MoeConfig, Qwen3MoeForCausalLM, **experts).bfloat16().save_pretrained(tmp_path)
+    reference = Qwen3MoeForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    checkpoint = open_checkpoint(tmp_path)
+    placement = choose_placement(checkpoint, torch.device("cpu"))
+    model = load_model(checkpoint, placement)
+    packed = [vars(block.part)["_weights"] for block in model._blocks if "_weights" in vars(block.part)]
+    assert len(packed) == 2 and all(len(each.inner) == len(each.outer) == 4 for each in packed)
+    assert packed[0].inner[0].bytes == 2 * 144 * SIZES["hidden_size"]
+    tokens = tokens_of(40)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([tokens])).logits[0]
+    assert spread(PagedRunner(model, 16).run([(Sequence(), tokens)])[0], expected) <= 2e-6
+
+
+def test_weights_of_16_bits_are_widened_where_no_kernel_multiplies_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.models.weights.widens", lambda: False)
+    model, reference = quantised_model(tmp_path / "model.gguf", Kind.BF16)
+    assert model._fused is None and isinstance(model._head, DenseLinear)
+    tokens = tokens_of(20)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([tokens])).logits[0]
+    assert spread(PagedRunner(model, 16).run([(Sequence(), tokens)])[0], expected) <= 2e-6

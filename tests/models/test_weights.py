@@ -293,7 +293,9 @@ def test_older_rope_keys_mean_the_same(reference_of: Callable[[str], Reference],
 def test_placements(reference_of: Callable[[str], Reference]) -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     checkpoint = open_checkpoint(reference_of("llama").path)
-    assert choose_placement(checkpoint, cpu) == Placement(cpu, torch.float32)
+    assert choose_placement(checkpoint, cpu) == Placement(
+        cpu, torch.float32, quantised=True, dense_copies=False
+    )
     assert choose_placement(checkpoint, cpu, "bfloat16") == Placement(cpu, torch.bfloat16)
     assert choose_placement(checkpoint, cuda).dtype is torch.float32, "as the checkpoint says"
     half = replace(checkpoint, config=replace(checkpoint.config, dtype="float16"))

@@ -24,7 +24,7 @@ def subject_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subj
         if name not in made:
             variant = VARIANTS[name]
             reference = shared_reference(name, tmp_path_factory)
-            placement = Placement(torch.device("cpu"), torch.float32)
+            placement = Placement(torch.device("cpu"), torch.float32, quantised=True)
             ours = load_model(open_checkpoint(reference.path), placement, context_length=1024)
             made[name] = Subject(name, variant.build(), ours, reference)
         return made[name]

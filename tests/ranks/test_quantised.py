@@ -25,7 +25,7 @@ TOLERANCE = 1e-4
 ORDERED = ("w4a16-act-order", "gptq-act-order")
 DENSE = tuple(form for form in FORMS if form not in ORDERED)
 EXPERTS = ("w4a16-zeros", "nvfp4", "fp8-channel")
-NAMES = (*DENSE, *(f"{form} experts" for form in EXPERTS), "gpt-oss", "Q4_0", "Q8_0")
+NAMES = (*DENSE, *(f"{form} experts" for form in EXPERTS), "gpt-oss", "Q4_0", "Q8_0", "BF16")
 
 
 def build(kind: str, **changes: object) -> PreTrainedModel:
@@ -50,7 +50,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         publish(build("Qwen3Moe", **sparse), found[f"{form} experts"], form)
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}
     publish_gpt_oss(build("GptOss", **experts, intermediate_size=96), found["gpt-oss"])
-    for kind in ("Q4_0", "Q8_0"):
+    for kind in ("Q4_0", "Q8_0", "BF16"):
         found[kind] = found[kind].with_suffix(".gguf")
         plain = build("Llama", hidden_size=128, head_dim=32)
         write_gguf(plain, found[kind], GGMLQuantizationType[kind])

@@ -117,8 +117,8 @@ def choose_placement(checkpoint: Checkpoint, device: torch.device, dtype: str = 
     """Device, dtype and weight form, for a device and a dtype by name.
 
     `auto` is the checkpoint's own dtype on a GPU. On a CPU it is float32, and weights that the checkpoint
-    quantises stay quantised, with dense copies where memory is plentiful. An explicit dtype applies to all
-    weights.
+    has in 16 bits or fewer stay so where the C kernels multiply them; without these, quantised ones stay
+    quantised, with dense copies where memory is plentiful. An explicit dtype applies to all weights.
     """
     if dtype not in _DTYPES and dtype != "auto":
         raise ConfigurationError(
@@ -129,10 +129,10 @@ def choose_placement(checkpoint: Checkpoint, device: torch.device, dtype: str = 
     if device.type != "cpu":
         return Placement(device, _DTYPES.get(checkpoint.config.dtype or "bfloat16", torch.bfloat16))
     source, quantisation = checkpoint.gguf_source, checkpoint.quantisation
-    if quantisation is not None and any(form.layout is not Layout.FP8 for form in quantisation.forms()):
-        return Placement(device, torch.float32, quantised=True, dense_copies=False)
-    if source is None or not any(source.quantised(name) for name in source.names()):
+    if quantisation is not None and all(form.layout is Layout.FP8 for form in quantisation.forms()):
         return Placement(device, torch.float32)
+    if source is None or not any(source.quantised(name) for name in source.names()):
+        return Placement(device, torch.float32, quantised=True, dense_copies=False)
     dense_bytes = source.total_bytes * _DENSE_GROWTH
     return Placement(
         device,

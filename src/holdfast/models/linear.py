@@ -1,10 +1,10 @@
 """Linear projections behind one call, for every weight format.
 
 A layer calls `linear(x)` and gets `x @ weight.T + bias` in x's dtype. `DenseLinear` keeps the weight in the
-model's dtype. `PackedLinear` keeps it quantised for the C kernels, for every batch size. On a machine without
-those, `Int4Linear` and `Int8Linear` keep it in the layout of torch's CPU kernels, which need bfloat16
-activations (float32 ones take a scalar path) and are faster for few tokens; from `..._DENSE_FROM` tokens on a
-dense copy is faster, if there is one. Built by `weights`.
+model's dtype. `PackedLinear` keeps it for the C kernels as the checkpoint has it, for every batch
+size. On a machine without those, `Int4Linear` and `Int8Linear` keep quantised ones in the layout of torch's
+CPU kernels, which need bfloat16 activations (float32 ones take a scalar path) and are faster for few tokens;
+from `..._DENSE_FROM` tokens on a dense copy is faster, if there is one. Built by `weights`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def packed_kernels(inputs: int) -> bool:
 
 
 class PackedLinear:
-    """A weight by its codes for the C kernels, with its bias."""
+    """A weight in the form of the C kernels, with its bias."""
 
     __slots__ = ("matrix",)
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.kernels.cpu.matrix import PackedMatrix
+from holdfast.kernels.cpu.matrix import PackedMatrix, widens
 from holdfast.kernels.cpu.packing import eight_bit, pack_matrix
 from holdfast.kernels.quantised import QuantisedWeight, stacked
 from holdfast.kernels.quantised import joined as joined_codes
@@ -49,6 +49,9 @@ Progress = Callable[[int, int], None]
 
 _LISTED = 20
 
+_HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
+"""Types of 16 bits by their names in files."""
+
 _ELEMENTS_A_BYTE = 4
 """Upper bound on elements per byte of any weight format."""
 
@@ -68,7 +71,7 @@ class RankPart(NamedTuple):
 class Placement:
     """Device, dtype and weight form.
 
-    `quantised` keeps weights that the checkpoint has in 8 bits or fewer in the layout of the CPU kernels;
+    `quantised` keeps weights that the checkpoint has in 16 bits or fewer in the layout of the CPU kernels;
     `dense_copies` adds a dense copy to those whose kernels are slower in large batches.
     """
 
@@ -186,6 +189,8 @@ class WeightReader:
         if any(form is not None for form in forms):
             return self._linear_of_codes(names, forms, inputs, outputs, offset, order, gated=gated)
         quantised = self._quantised_linear(weights, inputs, outputs, offset, order)
+        if quantised is None and self._keeps_halves(weights, inputs):
+            quantised = self._packed_linear(weights, inputs, outputs, offset, order)
         if quantised is None and order is None:
             quantised = self._fp8_linear(weights, inputs, outputs, offset)
         if quantised is not None:
@@ -200,7 +205,8 @@ class WeightReader:
         """The weights of experts, each of some modules concatenated along the outputs; None if read dense."""
         if not self.placement.keeps_codes:
             return None
-        if self._keeps_quantised([f"{name}.weight" for names in modules for name in names]):
+        every = [f"{name}.weight" for names in modules for name in names]
+        if self._keeps_halves(every, inputs) or (self._keeps_quantised(every) and packed_kernels(inputs)):
             return self._packed_experts(modules, inputs, outputs)
         parts: list[QuantisedWeight] = []
         for names in modules:
@@ -220,16 +226,14 @@ class WeightReader:
     def _packed_experts(
         self, modules: Sequence[Sequence[str]], inputs: int, outputs: int
     ) -> tuple[PackedMatrix, ...] | None:
-        """Experts of a GGUF file for the C kernels; None without them, or where a part does not fit."""
-        if not packed_kernels(inputs):
-            return None
+        """Experts for the C kernels; None where a part does not fit."""
         found: list[PackedMatrix] = []
         for names in modules:
             weights = [f"{name}.weight" for name in names]
-            codes = self._codes_or_eight_bits(weights, inputs, [outputs // len(names)] * len(names))
-            if codes is None:
+            stored = self._as_stored(weights, inputs, [outputs // len(names)] * len(names))
+            if stored is None:
                 return None
-            found.append(pack_matrix(codes))
+            found.append(pack_matrix(stored))
         return tuple(found)
 
     def stacked_experts(
@@ -257,13 +261,14 @@ class WeightReader:
         """The token embedding, and the output head where its weights are tied."""
         placement = self.placement
         weight = f"{name}.weight"
-        quantised = self._keeps_quantised([weight])
-        if quantised and packed_kernels(width):
-            parts = self._codes_or_eight_bits([weight], width, [vocabulary])
+        quantised, halves = self._keeps_quantised([weight]), self._keeps_halves([weight], width)
+        if (quantised and packed_kernels(width)) or (halves and tied):
+            parts = self._as_stored([weight], width, [vocabulary])
             if parts is not None:
                 packed = PackedLinear(pack_matrix(parts))
                 return Embedding(packed.matrix, None, placement.dtype, multiplier), packed if tied else None
-        table = self.tensor(weight, (vocabulary, width))
+        own = _HALVES[self._source.dtype(weight)] if halves and self._source is not None else None
+        table = self.tensor(weight, (vocabulary, width), own)
         if not tied:
             return Embedding(table, None, placement.dtype, multiplier), None
         if not quantised:
@@ -436,6 +441,24 @@ class WeightReader:
             return False
         return all(name in self._names and self._source.quantised(name) for name in names)
 
+    def _keeps_halves(self, names: Sequence[str], inputs: int) -> bool:
+        """Whether the C kernels multiply matrices as stored, of which some are not quantised.
+
+        Those in 32 bits are left to torch unless they are joined with others.
+        """
+        source = self._source
+        if not self.placement.quantised or source is None or not widens():
+            return False
+        if not all(name in self._names for name in names):
+            return False
+        plain = [name for name in names if not source.quantised(name)]
+        types = {source.dtype(name) for name in plain}
+        if not plain or not types <= {*_HALVES, "F32"}:
+            return False
+        if len(plain) < len(names):
+            return packed_kernels(inputs)
+        return not types.isdisjoint(_HALVES)
+
     def _quantised_linear(
         self,
         names: list[str],
@@ -449,10 +472,7 @@ class WeightReader:
             return None
         assert self._source is not None
         if packed_kernels(inputs):
-            found = self._codes_or_eight_bits(names, inputs, outputs)
-            if found is None:
-                return DenseLinear(self._placeholder((sum(outputs), inputs)), bias)
-            return PackedLinear(pack_matrix(found, order, bias))
+            return self._packed_linear(names, inputs, outputs, bias, order)
         parts = [self.tensor(name, (size, inputs)) for name, size in zip(names, outputs, strict=True)]
         dense = _reordered(torch.cat(parts), order)
         kept = dense if self.placement.dense_copies else None
@@ -464,23 +484,39 @@ class WeightReader:
             return Int4Linear(whole if order is None else whole.rows(order), bias, kept)
         return Int8Linear(*quantise_int8(dense), bias, kept)
 
-    def _codes_or_eight_bits(
+    def _packed_linear(
+        self,
+        names: Sequence[str],
+        inputs: int,
+        outputs: Sequence[int],
+        bias: Tensor | None,
+        order: Tensor | None,
+    ) -> Linear:
+        """A projection of the C kernels."""
+        found = self._as_stored(names, inputs, outputs)
+        if found is None:
+            return DenseLinear(self._placeholder((sum(outputs), inputs)), bias)
+        return PackedLinear(pack_matrix(found, order, bias))
+
+    def _as_stored(
         self, names: Sequence[str], inputs: int, outputs: Sequence[int]
-    ) -> list[QuantisedWeight] | None:
-        """Quantised weights by their codes, of which those without are rounded to 8 bits.
+    ) -> list[QuantisedWeight | Tensor] | None:
+        """Matrices as the checkpoint has them; quantised ones without codes of the kernels in 8 bits.
 
         None, and recorded, where a tensor cannot be read with its shape.
         """
-        assert self._source is not None
-        found: list[QuantisedWeight] = []
+        source = self._source
+        assert source is not None
+        found: list[QuantisedWeight | Tensor] = []
         for name, size in zip(names, outputs, strict=True):
             if not self._claim(name, (size, inputs)):
                 continue
-            codes = self._source.codes(name)
-            if codes is None:
-                codes = eight_bit(self._source.read(name))
+            stored: QuantisedWeight | Tensor | None = source.codes(name) if source.quantised(name) else None
+            if stored is None:
+                stored = source.read(name)
+                stored = eight_bit(stored) if source.quantised(name) else stored
             self._count(name)
-            found.append(codes)
+            found.append(stored)
         return found if len(found) == len(names) else None
 
     def _scale(self, name: str, shape: tuple[int, ...]) -> Tensor:

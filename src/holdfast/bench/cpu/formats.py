@@ -3,10 +3,10 @@
     python -m holdfast.bench.cpu.formats [--shapes smollm2 llama-1024] [--rows 1 4 16 512] [--rounds 5]
 
 All matrices of a decoder are multiplied one after another, with random codes, attention and norms left out.
-A line is one format. *regrouped* is how these files were held before the kernels read them: Q4_K with a scale
-and a minimum in half precision for each 32 weights, formats of other widths in 8 bits. Each round measures
-all formats in turn; figures are medians of one thread's processor time, ratios medians of the rounds' ratios
-to Q4_1.
+A line is one format; BF16, F16 and F32 are not quantised, and *torch* is torch's float32 product. *regrouped*
+is how these files were held before the kernels read them: Q4_K with a scale and a minimum in half precision
+for each 32 weights, formats of other widths in 8 bits. Each round measures all formats in turn; figures are
+medians of one thread's processor time, ratios medians of the rounds' ratios to Q4_1.
 """
 
 from __future__ import annotations
@@ -70,12 +70,38 @@ MIXTURES = {
 }
 """Formats of most matrices, and of the value and down projections of every other layer."""
 
-SINGLE = ("Q4_1", "Q8_0", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q3_K", "Q2_K")
+NUMBERS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+"""Formats that are not quantised."""
+
+TORCH = "torch"
+
+SINGLE = ("Q4_1", "Q8_0", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q3_K", "Q2_K", *NUMBERS, TORCH)
 
 
-def random_weight(name: str, outputs: int, inputs: int) -> QuantisedWeight:
+class DenseMatrix:
+    """A float32 weight as torch multiplies it."""
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        self.inputs = inputs
+        self._weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(outputs + inputs))
+
+    @property
+    def bytes(self) -> int:
+        return self._weight.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x @ w.T` for x [rows, inputs]."""
+        return torch.nn.functional.linear(x, self._weight)
+
+
+Matrix = PackedMatrix | DenseMatrix
+
+
+def random_weight(name: str, outputs: int, inputs: int) -> QuantisedWeight | Tensor:
     """Random codes of a format, with scales that keep magnitudes finite."""
     generator = torch.Generator().manual_seed(outputs + inputs)
+    if name in NUMBERS:
+        return torch.randn(outputs, inputs, generator=generator).to(NUMBERS[name])
     kind, group, minima = (SUPERS | PLAIN)[name]
 
     def integers(most: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -101,7 +127,7 @@ def random_weight(name: str, outputs: int, inputs: int) -> QuantisedWeight:
     )
 
 
-def layer(shape: Shape, most: str, more: str, *, joined: bool) -> list[PackedMatrix]:
+def layer(shape: Shape, most: str, more: str, *, joined: bool) -> list[Matrix]:
     """One layer's matrices; `joined`: query, key and value have one form, that of the value."""
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     first = more if joined else most
@@ -111,19 +137,21 @@ def layer(shape: Shape, most: str, more: str, *, joined: bool) -> list[PackedMat
         ((most, shape.inner, shape.width), (most, shape.inner, shape.width)),
         ((more, shape.width, shape.inner),),
     )
+    if most == TORCH:
+        return [DenseMatrix(sum(size[1] for size in parts), parts[0][2]) for parts in sizes]
     return [pack_matrix([random_weight(*size) for size in parts]) for parts in sizes]
 
 
-def matrices(shape: Shape, name: str) -> list[PackedMatrix]:
+def matrices(shape: Shape, name: str) -> list[Matrix]:
     """All matrices of a model in a format, each with memory of its own."""
-    found: list[PackedMatrix] = []
+    found: list[Matrix] = []
     for index in range(shape.layers):
         most, more = MIXTURES.get(name, (name, name))
         found += layer(shape, most, more if index % 2 == 0 else most, joined=name.endswith("regrouped"))
     return found
 
 
-def seconds_of_step(model: Sequence[PackedMatrix], rows: int) -> float:
+def seconds_of_step(model: Sequence[Matrix], rows: int) -> float:
     """Processor time of one product of each matrix."""
     inputs = {matrix.inputs: torch.randn(rows, matrix.inputs) for matrix in model}
     begun = time.thread_time()
@@ -132,7 +160,7 @@ def seconds_of_step(model: Sequence[PackedMatrix], rows: int) -> float:
     return time.thread_time() - begun
 
 
-def measure(models: dict[str, list[PackedMatrix]], rows: int, rounds: int) -> dict[str, list[float]]:
+def measure(models: dict[str, list[Matrix]], rows: int, rounds: int) -> dict[str, list[float]]:
     """Seconds of a step for each format, round by round, after one round to warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for number in range(rounds + 1):
@@ -174,7 +202,7 @@ def main() -> None:
         shape = SHAPES[name]
         fits = all(size % SUPER_BLOCK == 0 for size in (shape.width, shape.inner))
         formats = chosen.formats or [*SINGLE, *MIXTURES]
-        known = [each for each in formats if fits or each in PLAIN or each == "Q4_K_M regrouped"]
+        known = [each for each in formats if fits or each not in (*SUPERS, "Q4_K_M")]
         report(name, shape, list(dict.fromkeys(["Q4_1", *known])), chosen.rows, chosen.rounds)
 
 

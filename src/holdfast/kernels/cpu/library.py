@@ -68,6 +68,29 @@ def match_threads() -> int:
 
 def calculates(loaded: ctypes.CDLL) -> bool:
     """Self-test: whether small products of some forms are right with this compiler and processor."""
+    return _multiplies_codes(loaded) and _multiplies_numbers(loaded)
+
+
+def _multiplies_numbers(loaded: ctypes.CDLL) -> bool:
+    """Whether weights of 16 bits are multiplied exactly; whole numbers leave nothing to round."""
+    outputs, inputs = 16, 300
+    for form, dtype in ((Form.BF16, torch.bfloat16), (Form.F16, torch.float16)):
+        weight = (torch.arange(outputs * inputs) * 37 % 61 - 30).view(outputs, inputs).to(dtype)
+        blocks = torch.zeros(loaded.hf_packed_bytes(form.value, outputs, inputs), dtype=torch.uint8)
+        given = UnpackedStructure(weight.data_ptr(), None, None, None, None, outputs, inputs, form.value, 0)
+        loaded.hf_pack(ctypes.byref(given), blocks.data_ptr())
+        part = MatrixPartStructure(blocks.data_ptr(), form.value, 1)
+        matrix = MatrixStructure(ctypes.addressof(part), None, outputs, inputs, 1, 0)
+        x = (torch.arange(7 * inputs) * 29 % 97 - 48.0).view(7, inputs)
+        found = torch.zeros(7, outputs)
+        loaded.hf_linear(ctypes.byref(matrix), x.data_ptr(), inputs, 7, found.data_ptr(), outputs)
+        if not torch.equal(found, x @ weight.float().T):
+            return False
+    return True
+
+
+def _multiplies_codes(loaded: ctypes.CDLL) -> bool:
+    """Whether quantised weights are multiplied right."""
     outputs, inputs = 16, 256
     x = (torch.arange(9 * inputs) * 29 % 97 / 48.0 - 1.0).view(9, inputs)
     for form, bits, group in ((Form.Q4_1, 4, 32), (Form.Q8_0, 8, 32), (Form.Q5_K, 5, 32), (Form.Q6_K, 6, 16)):
@@ -147,6 +170,7 @@ def load(path: Path) -> ctypes.CDLL:
         ("hf_packed_bytes", long, (whole, whole, whole)),
         ("hf_pack", None, (pointer, pointer)),
         ("hf_rows", whole, (pointer, pointer, whole, real, pointer)),
+        ("hf_widens", whole, ()),
         ("hf_linear", whole, (pointer, pointer, long, whole, pointer, long)),
         ("hf_argmax", None, (pointer, long, whole, whole, pointer, pointer)),
         ("hf_sample", whole, (pointer, long, whole, whole, pointer, pointer, pointer)),

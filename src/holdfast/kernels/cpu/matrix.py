@@ -1,7 +1,8 @@
-"""Quantised matrices for the C kernels: products and row lookup.
+"""Matrices for the C kernels: products and row lookup.
 
-`PackedMatrix` owns its bytes and multiplies float32 activations, which the kernel quantises to 8 bits in
-groups of 32. Its parts are made by `packing`; built by `models.linear` where `available()`.
+`PackedMatrix` owns its bytes and multiplies float32 activations. With quantised weights the kernel rounds
+them to 8 bits in groups of 32; with others it adds float32 products. Its parts are made by `packing`; built
+by `models` where `available()`, those that are not quantised where `widens()`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ PANEL = 16
 def available() -> bool:
     """Whether the C kernels are available on this machine."""
     return library() is not None
+
+
+def widens() -> bool:
+    """Whether the C kernels multiply weights that are not quantised with the processor's vectors."""
+    loaded = library()
+    return loaded is not None and bool(loaded.hf_widens())
 
 
 class PackedPart(NamedTuple):

@@ -1,8 +1,8 @@
-"""Quantised weights in the forms of the C kernels.
+"""Weights in the forms of the C kernels.
 
 `pack` rearranges the codes of a `QuantisedWeight`; scales and minima that are not in bytes become half
-precision, the rest is exact. `eight_bit` quantises what has no form of its own. Called by `models` where
-the C kernels are available.
+precision, the rest is exact. `pack_numbers` rearranges a weight that is not quantised, in its own type.
+`eight_bit` quantises what has no form of its own. Called by `models` where the C kernels are available.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ _PLAIN = {
     (Codes.IQ4, False): Form.IQ4_NL,
 }
 """The forms with a scale for 32 inputs, without and with minima."""
+
+_NUMBERS = {torch.bfloat16: Form.BF16, torch.float16: Form.F16, torch.float32: Form.F32}
+"""The forms of weights that are not quantised."""
 
 _SUPER = {
     (Codes.INT2, 16, True): Form.Q2_K,
@@ -81,6 +84,12 @@ def _pack_plain(weight: QuantisedWeight, codes: Tensor) -> PackedPart | None:
     return _packed(form, codes, scale.repeat_interleave(repeats, dim=1), minimum, None, None)
 
 
+def pack_numbers(weight: Tensor) -> PackedPart:
+    """A weight [outputs, inputs] that is not quantised, as it is; of other types in float32."""
+    form = _NUMBERS.get(weight.dtype)
+    return _packed(form or Form.F32, weight if form else weight.float(), None, None, None, None)
+
+
 def _in_half_precision(*factors: Tensor | None) -> bool:
     """Whether numbers are within the range of half precision."""
     return all(each is None or float(each.abs().max()) < _HALF_MOST for each in factors)
@@ -89,7 +98,7 @@ def _in_half_precision(*factors: Tensor | None) -> bool:
 def _packed(
     form: Form,
     codes: Tensor,
-    scales: Tensor,
+    scales: Tensor | None,
     minima: Tensor | None,
     group_scales: Tensor | None,
     group_minima: Tensor | None,
@@ -120,32 +129,61 @@ def eight_bit(weight: Tensor) -> QuantisedWeight:
 
 
 def pack_matrix(
-    weights: Sequence[QuantisedWeight], order: Tensor | None = None, bias: Tensor | None = None
+    weights: Sequence[QuantisedWeight | Tensor], order: Tensor | None = None, bias: Tensor | None = None
 ) -> PackedMatrix:
-    """Weights that follow each other as one matrix, its outputs reordered by `order`.
+    """Weights that follow each other as one matrix, outputs reordered by `order`; tensors are not quantised.
 
     They keep their forms, unless the order mixes different ones or one ends within 16 outputs: then all are
-    quantised to 8 bits.
+    quantised to 8 bits, or held in a type that has the values of all where one is not quantised.
     """
     merged = [weights[0]]
     for weight in weights[1:]:
-        both = joined([merged[-1], weight])
+        both = _as_one(merged[-1], weight)
         merged[-1:] = [merged[-1], weight] if both is None else [both]
     parts: list[PackedPart | None] = [None]
     if len(merged) == 1:
-        merged = [merged[0] if order is None else merged[0].rows(order)]
-        parts = [pack(merged[0])]
-    elif order is None and all(weight.outputs % PANEL == 0 for weight in merged[:-1]):
-        parts = [pack(weight) for weight in merged]
+        merged = [merged[0] if order is None else _reordered(merged[0], order)]
+        parts = [_pack_either(merged[0])]
+    elif order is None and all(_outputs(weight) % PANEL == 0 for weight in merged[:-1]):
+        parts = [_pack_either(weight) for weight in merged]
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
-        dense = torch.cat([values(weight) for weight in merged])
+        dense = _dense(merged)
         if order is not None and len(merged) > 1:
             dense = dense[order]
-        only = pack(eight_bit(dense))
+        quantised = all(isinstance(weight, QuantisedWeight) for weight in merged)
+        only = _pack_either(eight_bit(dense) if quantised else dense)
         assert only is not None, "8 bits fit every weight of the kernels' groups"
         found = [only]
     return PackedMatrix(found, bias)
+
+
+def _pack_either(weight: QuantisedWeight | Tensor) -> PackedPart | None:
+    return pack_numbers(weight) if isinstance(weight, Tensor) else pack(weight)
+
+
+def _as_one(
+    first: QuantisedWeight | Tensor, second: QuantisedWeight | Tensor
+) -> QuantisedWeight | Tensor | None:
+    """Two weights of one form as one; None where their forms differ."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.cat((first, second)) if first.dtype == second.dtype else None
+    if isinstance(first, Tensor) or isinstance(second, Tensor):
+        return None
+    return joined([first, second])
+
+
+def _reordered(weight: QuantisedWeight | Tensor, order: Tensor) -> QuantisedWeight | Tensor:
+    return weight[order] if isinstance(weight, Tensor) else weight.rows(order)
+
+
+def _outputs(weight: QuantisedWeight | Tensor) -> int:
+    return weight.shape[0] if isinstance(weight, Tensor) else weight.outputs
+
+
+def _dense(weights: Sequence[QuantisedWeight | Tensor]) -> Tensor:
+    """All values, in a type that has those of each."""
+    return torch.cat([weight if isinstance(weight, Tensor) else values(weight) for weight in weights])
 
 
 def _aligned(size: int) -> Tensor:

@@ -9,7 +9,7 @@ _WHOLE, _LONG, _REAL, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float,
 
 
 class Form(IntEnum):
-    """The forms of quantised weights, by their numbers in C; most have GGUF's name for it."""
+    """The forms of weights, by their numbers in C; most have GGUF's name for it."""
 
     Q4_0 = 0
     Q4_1 = 1
@@ -24,6 +24,9 @@ class Form(IntEnum):
     Q5_K = 10
     Q6_K = 11
     IQ4_XS = 12
+    BF16 = 13
+    F16 = 14
+    F32 = 15
 
 
 class MatrixPartStructure(ctypes.Structure):
@@ -33,7 +36,7 @@ class MatrixPartStructure(ctypes.Structure):
 
 
 class MatrixStructure(ctypes.Structure):
-    """A quantised matrix."""
+    """A matrix."""
 
     _fields_ = (
         ("parts", _POINTER),

@@ -1,6 +1,6 @@
-/* Activations in 8 bits, as the products read them. */
+/* Activations as the products read them: in 8 bits, and in slices of floats. */
 
-#include "forms.h"
+#include "floats.h"
 
 #include <string.h>
 
@@ -11,20 +11,41 @@ static size_t numbers_bytes(int rows, int inputs, int numbers_of_group) {
     return rounded_up((size_t)rows * (inputs / GROUP) * numbers_of_group * sizeof(float));
 }
 
-size_t activation_bytes(int rows, int inputs) {
+static size_t eight_bit_bytes(int rows, int inputs) {
     return rounded_up((size_t)rows * inputs) + 2 * numbers_bytes(rows, inputs, 1) + 2 * numbers_bytes(rows, inputs, 2);
 }
 
-Activations activations_in(void *memory, int rows, int inputs) {
-    char *scales = (char *)memory + rounded_up((size_t)rows * inputs);
-    char *sums = scales + numbers_bytes(rows, inputs, 1);
-    char *half_sums = sums + numbers_bytes(rows, inputs, 1);
-    char *offsets = half_sums + numbers_bytes(rows, inputs, 2);
-    return (Activations){memory, (float *)scales, (float *)sums, (float *)half_sums, (int32_t *)offsets, rows, inputs};
+size_t activation_bytes(int rows, int inputs, int kinds) {
+    size_t floats = (size_t)slices_of(inputs) * rows * SLICE_STRIDE * sizeof(float);
+    return (kinds & EIGHT_BITS ? eight_bit_bytes(rows, inputs) : 0) + (kinds & FLOATS ? rounded_up(floats) : 0);
+}
+
+Activations activations_in(void *memory, int rows, int inputs, int kinds) {
+    Activations found = {.rows = rows, .inputs = inputs};
+    char *next = memory;
+    if (kinds & EIGHT_BITS) {
+        found.codes = (int8_t *)next;
+        found.scales = (float *)(next + rounded_up((size_t)rows * inputs));
+        found.sums = found.scales + numbers_bytes(rows, inputs, 1) / sizeof(float);
+        found.half_sums = found.sums + numbers_bytes(rows, inputs, 1) / sizeof(float);
+        found.offsets = (int32_t *)(found.half_sums + numbers_bytes(rows, inputs, 2) / sizeof(float));
+        next += eight_bit_bytes(rows, inputs);
+    }
+    if (kinds & FLOATS) found.floats = (float *)next;
+    return found;
+}
+
+static void slice_row(const Activations *to, int row, const float *x) {
+    for (int slice = 0; slice < slices_of(to->inputs); slice++) {
+        float *out = to->floats + ((size_t)slice * to->rows + row) * SLICE_STRIDE;
+        int depth = depth_of(to->inputs, slice);
+        memcpy(out, x + slice * SLICE, sizeof(float) * depth);
+        out[depth] = 0.0f; /* of an odd depth the other of a pair */
+    }
 }
 
 /* Rounds one row to 8 bits. A group with a number that is not finite has a scale that is none either. */
-void quantise_row(const Activations *to, int row, const float *x) {
+static void quantise_row(const Activations *to, int row, const float *x) {
     int groups = to->inputs / GROUP;
     int8_t *codes = to->codes + (size_t)row * to->inputs;
     for (int group = 0; group < groups; group++, x += GROUP, codes += GROUP) {
@@ -56,4 +77,10 @@ void quantise_row(const Activations *to, int row, const float *x) {
             to->offsets[2 * at + half] = -CENTRE * totals[half];
         }
     }
+}
+
+/* Writes one row in the kinds that a product takes. */
+void put_row(const Activations *to, int row, const float *x, int kinds) {
+    if (kinds & EIGHT_BITS) quantise_row(to, row, x);
+    if (kinds & FLOATS) slice_row(to, row, x);
 }

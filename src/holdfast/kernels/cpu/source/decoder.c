@@ -1,7 +1,7 @@
 /* A whole forward pass of a decoder of attention and gated MLP layers, in one call.
  *
- * The residual stream stays in floats; every projection quantises it to 8 bits. Per-token work (norms, rotary
- * embedding, quantisation) is parallel over tokens, products over outputs, attention over heads. */
+ * The residual stream stays in floats; projections with quantised weights round it to 8 bits. Per-token work (norms,
+ * rotary embedding, rounding) is parallel over tokens, products over outputs, attention over heads. */
 
 #include "holdfast_cpu.h"
 
@@ -38,23 +38,23 @@ static void norm_row(const float *x, const float *weight, int width, float epsil
     for (int token = (piece)*TOKENS_AT_ONCE;                                                             \
          token < (step)->pages->tokens && token < ((piece) + 1) * TOKENS_AT_ONCE; token++)
 
-static void norm_tokens(Step *step, int piece, const float *weight) {
-    int width = step->decoder->width;
+static void norm_tokens(Step *step, int piece, const float *weight, const Matrix *next) {
+    int width = step->decoder->width, kinds = kinds_of(next);
     FOR_TOKENS(piece, step) {
         float *normed = step->hidden + (int64_t)token * width;
         norm_row(step->x + (int64_t)token * width, weight, width, step->decoder->epsilon, normed);
-        quantise_row(&step->narrow, token, normed);
+        put_row(&step->narrow, token, normed, kinds);
     }
 }
 
 static void before_attention(void *context, int piece) {
     Step *step = context;
-    norm_tokens(step, piece, step->layer->attention_norm);
+    norm_tokens(step, piece, step->layer->attention_norm, &step->layer->qkv);
 }
 
 static void before_mlp(void *context, int piece) {
     Step *step = context;
-    norm_tokens(step, piece, step->layer->mlp_norm);
+    norm_tokens(step, piece, step->layer->mlp_norm, &step->layer->gate_up);
 }
 
 static void after_layers(void *context, int piece) {
@@ -96,14 +96,16 @@ static void rotate_and_write(void *context, int piece) {
     }
 }
 
-static void round_mixed(void *context, int piece) {
+static void put_mixed(void *context, int piece) {
     Step *step = context;
-    FOR_TOKENS(piece, step) quantise_row(&step->heads, token, step->mixed + (int64_t)token * step->heads.inputs);
+    int kinds = kinds_of(&step->layer->output);
+    FOR_TOKENS(piece, step) put_row(&step->heads, token, step->mixed + (int64_t)token * step->heads.inputs, kinds);
 }
 
-static void round_inner(void *context, int piece) {
+static void put_inner(void *context, int piece) {
     Step *step = context;
-    FOR_TOKENS(piece, step) quantise_row(&step->wide, token, step->inner + (int64_t)token * step->wide.inputs);
+    int kinds = kinds_of(&step->layer->down);
+    FOR_TOKENS(piece, step) put_row(&step->wide, token, step->inner + (int64_t)token * step->wide.inputs, kinds);
 }
 
 static void run_layer(Step *step, int pieces) {
@@ -116,11 +118,11 @@ static void run_layer(Step *step, int pieces) {
     multiply(&layer->qkv, &step->narrow, step->qkv, fused, STORE, 1.0f);
     parallel(rotate_and_write, step, pieces);
     attend(&rules, step->pages, step->layer_index, step->qkv, fused, step->mixed, queries);
-    parallel(round_mixed, step, pieces);
+    parallel(put_mixed, step, pieces);
     multiply(&layer->output, &step->heads, step->x, decoder->width, ADD, decoder->residual_multiplier);
     parallel(before_mlp, step, pieces);
     multiply(&layer->gate_up, &step->narrow, step->inner, decoder->inner, SWIGLU, 1.0f);
-    parallel(round_inner, step, pieces);
+    parallel(put_inner, step, pieces);
     multiply(&layer->down, &step->wide, step->x, decoder->width, ADD, decoder->residual_multiplier);
 }
 
@@ -130,10 +132,26 @@ static float *take_floats(char **memory, size_t count) {
     return taken;
 }
 
-static Activations take_activations(char **memory, int rows, int inputs) {
-    Activations taken = activations_in(*memory, rows, inputs);
-    *memory += activation_bytes(rows, inputs);
+static Activations take_activations(char **memory, int rows, int inputs, int kinds) {
+    Activations taken = activations_in(*memory, rows, inputs, kinds);
+    *memory += activation_bytes(rows, inputs, kinds);
     return taken;
+}
+
+/* The kinds of activations that the projections of all layers take: those after a norm, after attention, and the last. */
+typedef struct {
+    int narrow, heads, wide;
+} Kinds;
+
+static Kinds kinds_of_layers(const Decoder *decoder) {
+    Kinds found = {0, 0, 0};
+    for (int index = 0; index < decoder->layer_count; index++) {
+        const Layer *layer = &decoder->layers[index];
+        found.narrow |= kinds_of(&layer->qkv) | kinds_of(&layer->gate_up);
+        found.heads |= kinds_of(&layer->output);
+        found.wide |= kinds_of(&layer->down);
+    }
+    return found;
 }
 
 /* Runs all layers over x [tokens, width], which is changed; writes the normed result to `hidden`.
@@ -142,17 +160,19 @@ int hf_decode(const Decoder *decoder, const Pages *pages, float *x, float *hidde
     int tokens = pages->tokens, queries = decoder->heads * decoder->head_dim;
     int fused = queries + 2 * decoder->kv_heads * decoder->head_dim;
     size_t floats = (size_t)tokens * (fused + queries + decoder->inner) + 3 * 16;
-    size_t bytes = floats * sizeof(float) + activation_bytes(tokens, decoder->width) +
-                   activation_bytes(tokens, queries) + activation_bytes(tokens, decoder->inner);
+    Kinds kinds = kinds_of_layers(decoder);
+    size_t bytes = floats * sizeof(float) + activation_bytes(tokens, decoder->width, kinds.narrow) +
+                   activation_bytes(tokens, queries, kinds.heads) +
+                   activation_bytes(tokens, decoder->inner, kinds.wide);
     char *memory = aligned_alloc(64, (bytes + 63) / 64 * 64), *next = memory;
     if (!memory) return -1;
     Step step = {.decoder = decoder, .pages = pages, .x = x, .hidden = hidden};
     step.qkv = take_floats(&next, (size_t)tokens * fused);
     step.mixed = take_floats(&next, (size_t)tokens * queries);
     step.inner = take_floats(&next, (size_t)tokens * decoder->inner);
-    step.narrow = take_activations(&next, tokens, decoder->width);
-    step.heads = take_activations(&next, tokens, queries);
-    step.wide = take_activations(&next, tokens, decoder->inner);
+    step.narrow = take_activations(&next, tokens, decoder->width, kinds.narrow);
+    step.heads = take_activations(&next, tokens, queries, kinds.heads);
+    step.wide = take_activations(&next, tokens, decoder->inner, kinds.wide);
     int pieces = (tokens + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
     for (int index = 0; index < decoder->layer_count; index++) {
         step.layer = &decoder->layers[index];

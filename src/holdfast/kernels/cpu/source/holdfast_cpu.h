@@ -15,12 +15,14 @@ enum {
     PANEL = 16, /* outputs of a matrix that are stored interleaved */
     BLOCK_GROUPS = 8, /* groups of a super-block */
     BLOCK = GROUP * BLOCK_GROUPS,
+    SLICE = 256, /* inputs whose products with weights that are not quantised are added up on their own */
 };
 
-/* The forms of quantised weights (forms.h), most with GGUF's name for it. `cpu/matrix.py` has the same list. */
+/* The forms of weights (forms.h, floats.h), most with GGUF's name for it. `cpu/structures.py` has the same list. */
 typedef enum {
     Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, E2M1, IQ4_NL, /* scales in half precision for groups of 32 */
     Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS,       /* scales in bytes for groups of 16 or 32, and one for 256 */
+    BF16, F16, F32,                             /* not quantised */
     FORMS,
 } Form;
 
@@ -30,14 +32,15 @@ typedef struct {
     int32_t form, panels;
 } MatrixPart;
 
-/* A quantised matrix [outputs, inputs]: parts that follow each other; each but the last is whole panels. */
+/* A matrix [outputs, inputs]: parts that follow each other; each but the last is whole panels. */
 typedef struct {
     const MatrixPart *parts;
     const float *bias; /* [outputs], or NULL */
     int32_t outputs, inputs, part_count, padding;
 } Matrix;
 
-/* What `hf_pack` reads: codes, one a byte [outputs, inputs], and the factors that the form has, else NULL. */
+/* What `hf_pack` reads: codes, one a byte [outputs, inputs], and the factors that the form has, else NULL. Weights that
+ * are not quantised take the place of the codes, in the form's own type. */
 typedef struct {
     const uint8_t *codes;
     const float *scales, *minima;         /* [outputs, inputs / 32], or [outputs, inputs / 256] of super-blocks */
@@ -98,12 +101,18 @@ typedef struct {
     int32_t padding;
 } Masks;
 
+/* The kinds of activations that a matrix is multiplied with; one with parts of both forms takes both. */
+enum { EIGHT_BITS = 1, FLOATS = 2 };
+
 /* Activations in 8 bits: `x = code * scale` in groups of 32; `sums` are scale times the sum of the codes.
- * The two halves of each group have sums too, and `offsets`: the sum of the codes times -CENTRE. */
+ * The two halves of each group have sums too, and `offsets`: the sum of the codes times -CENTRE.
+ * For weights that are not quantised the numbers themselves, in `floats`: slices of all rows (floats.h).
+ * What is not needed is NULL. */
 typedef struct {
     int8_t *codes;
     float *scales, *sums, *half_sums;
     int32_t *offsets;
+    float *floats;
     int32_t rows, inputs;
 } Activations;
 
@@ -114,11 +123,12 @@ void parallel(void (*work)(void *context, int index), void *context, int count);
 int hf_threads(int wanted);
 
 /* --- activations.c --- */
-size_t activation_bytes(int rows, int inputs);
-Activations activations_in(void *memory, int rows, int inputs);
-void quantise_row(const Activations *to, int row, const float *x);
+size_t activation_bytes(int rows, int inputs, int kinds);
+Activations activations_in(void *memory, int rows, int inputs, int kinds);
+void put_row(const Activations *to, int row, const float *x, int kinds);
 
 /* --- matrix.c --- */
+int kinds_of(const Matrix *matrix);
 void multiply(const Matrix *matrix, const Activations *x, float *out, int64_t out_stride, Finish finish,
               float multiplier);
 int hf_linear(const Matrix *matrix, const float *x, int64_t x_stride, int rows, float *out,
@@ -128,6 +138,9 @@ int hf_linear(const Matrix *matrix, const float *x, int64_t x_stride, int rows, 
 int64_t hf_packed_bytes(int form, int outputs, int inputs);
 void hf_pack(const Unpacked *from, uint8_t *blocks);
 int hf_rows(const Matrix *matrix, const int64_t *rows, int count, float multiplier, float *out);
+
+/* --- floats.c --- */
+int hf_widens(void); /* whether weights that are not quantised are multiplied with vectors */
 
 /* --- attention.c --- */
 void attend(const Attention *rules, const Pages *pages, int layer, const float *query, int64_t query_stride,

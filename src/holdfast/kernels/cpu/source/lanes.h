@@ -35,7 +35,9 @@ typedef __m512 Real;
 #define REPEAT_REAL(value) _mm512_set1_ps(value)
 #define HALVES(at) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(at)))
 #define REAL_ZERO() _mm512_setzero_ps()
+#define READ(at) _mm512_loadu_ps(at)
 #define WRITE(at, v) _mm512_storeu_ps(at, v)
+#define ADD_REAL(a, b) _mm512_add_ps(a, b)
 #define SIGNED_BYTES(at) _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(at)))
 #define OR_MASKED(v, bits, mask) _mm512_ternarylogic_epi32(v, bits, _mm512_set1_epi8(mask), 0xf8)
 #define LOOK_UP(v, table) \
@@ -60,7 +62,9 @@ typedef __m256 Real;
 #define REPEAT_REAL(value) _mm256_set1_ps(value)
 #define HALVES(at) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(at)))
 #define REAL_ZERO() _mm256_setzero_ps()
+#define READ(at) _mm256_loadu_ps(at)
 #define WRITE(at, v) _mm256_storeu_ps(at, v)
+#define ADD_REAL(a, b) _mm256_add_ps(a, b)
 #define SIGNED_BYTES(at) _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(at)))
 #define OR_MASKED(v, bits, mask) _mm256_or_si256(v, _mm256_and_si256(bits, _mm256_set1_epi8(mask)))
 #define LOOK_UP(v, table) \
@@ -87,7 +91,9 @@ typedef float32x4_t Real;
 #define REPEAT_REAL(value) vdupq_n_f32(value)
 #define HALVES(at) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at)))
 #define REAL_ZERO() vdupq_n_f32(0.0f)
+#define READ(at) vld1q_f32(at)
 #define WRITE(at, v) vst1q_f32(at, v)
+#define ADD_REAL(a, b) vaddq_f32(a, b)
 #define OR_MASKED(v, bits, mask) \
     vreinterpretq_s32_u8(vorrq_u8(BYTES(v), vandq_u8(BYTES(bits), vdupq_n_u8(mask))))
 INLINE Whole signed_bytes(const uint8_t *at) {

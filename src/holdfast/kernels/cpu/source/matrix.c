@@ -1,9 +1,10 @@
-/* Products of 8-bit activations with quantised matrices.
+/* Products of activations with matrices.
  *
- * Products within a group of 32 (or 16) are integers, and groups are added in order: a row's result does not depend
- * on the rest of the batch, nor on the number of threads. The inner loop takes 16 or 8 outputs at a time on x86,
+ * Quantised weights are multiplied with 8-bit activations. Products within a group of 32 (or 16) are integers, and
+ * groups are added in order: a row's result does not depend on the rest of the batch, nor on the number of threads. The inner loop takes 16 or 8 outputs at a time on x86,
  * four on ARM, and is plain C elsewhere; it unpacks the codes of a group for up to eight rows. */
 
+#include "floats.h"
 #include "lanes.h"
 
 #include <stdlib.h>
@@ -16,6 +17,9 @@
 enum {
     ROWS_AT_ONCE = 8,
     BYTES_AHEAD = 4096, /* how far ahead of its use a weight is fetched */
+    TILE_PANELS = 8,    /* panels and rows at once of a product with floats */
+    TILE_ROWS = 96,
+    ROWS_OF_PAIR_TILES = 32, /* up to as many rows, tiles are two panels */
 };
 
 /* --- the inner loops: LANES of 16 outputs, which are part `part` of them --- */
@@ -239,12 +243,26 @@ static Rows *const ROWS[FORMS] = {
     [Q6_K] = rows_Q6_K, [IQ4_NL] = rows_IQ4_NL, [IQ4_XS] = rows_IQ4_XS,
 };
 
-/* 16 outputs of up to eight rows. */
-static void panel(const Matrix *matrix, int index, const Activations *x, int row, int count, float out[][PANEL]) {
+/* A panel of a matrix, and its form. */
+static const uint8_t *find_panel(const Matrix *matrix, int index, int *form) {
     const MatrixPart *part = matrix->parts;
     for (; index >= part->panels; part++) index -= part->panels;
-    const uint8_t *blocks = part->blocks + panel_bytes(part->form, matrix->inputs) * (size_t)index;
-    ROWS[part->form](blocks, x, row, count, out);
+    *form = part->form;
+    return part->blocks + bytes_of_panel(part->form, matrix->inputs) * (size_t)index;
+}
+
+/* 16 outputs of up to eight rows. */
+static void panel(const Matrix *matrix, int index, const Activations *x, int row, int count, float out[][PANEL]) {
+    int form;
+    const uint8_t *blocks = find_panel(matrix, index, &form);
+    ROWS[form](blocks, x, row, count, out);
+}
+
+/* The kinds of activations that a matrix is multiplied with. */
+int kinds_of(const Matrix *matrix) {
+    int kinds = 0;
+    for (int i = 0; i < matrix->part_count; i++) kinds |= is_float(matrix->parts[i].form) ? FLOATS : EIGHT_BITS;
+    return kinds;
 }
 
 /* --- whole products --- */
@@ -256,7 +274,7 @@ typedef struct {
     int64_t out_stride;
     Finish finish;
     float multiplier;
-    int panels, panels_at_once;
+    int panels, panels_at_once, panels_of_tile;
 } Product;
 
 static void finish_panel(const Product *product, int index, int row, float sums[PANEL], float ups[PANEL]) {
@@ -302,6 +320,97 @@ static void product_piece(void *context, int piece) {
     }
 }
 
+/* --- tiles: some rows by some panels, of which some at least are not quantised --- */
+
+typedef struct {
+    const uint8_t *blocks[TILE_PANELS];
+    int forms[TILE_PANELS];
+    int count, row, rows;
+} Tile;
+
+static void quantised_panel(const Product *product, const Tile *tile, int i, float *sums) {
+    float out[ROWS_AT_ONCE][PANEL];
+    for (int row = 0; row < tile->rows; row += ROWS_AT_ONCE) {
+        int left = tile->rows - row, count = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
+        ROWS[tile->forms[i]](tile->blocks[i], product->x, tile->row + row, count, out);
+        for (int r = 0; r < count; r++) {
+            memcpy(sums + ((row + r) * tile->count + i) * PANEL, out[r], sizeof out[r]);
+        }
+    }
+}
+
+/* Sums of a tile [rows, panels]. Slice by slice, and in it two panels with all rows: their weights stay in the first
+ * cache, the activations in the second. */
+static void sum_tile(const Product *product, const Tile *tile, float *sums) {
+    const Activations *x = product->x;
+    int at_once = slice_rows();
+    for (int i = 0; i < tile->count; i++) {
+        if (!is_float(tile->forms[i])) quantised_panel(product, tile, i, sums);
+    }
+    for (int slice = 0; slice < slices_of(x->inputs); slice++) {
+        for (int i = 0, both = 0; i < tile->count; i += 1 + both) {
+            int form = tile->forms[i];
+            both = i + 1 < tile->count && tile->forms[i + 1] == form;
+            for (int row = 0; is_float(form) && row < tile->rows; row += at_once) {
+                int left = tile->rows - row;
+                size_t begin = (size_t)slice * (SLICE / 2) * pair_bytes(form);
+                float *out = sums + (row * tile->count + i) * PANEL;
+                multiply_slice(&(SliceProduct){
+                    .form = form,
+                    .depth = depth_of(x->inputs, slice),
+                    .panels = {tile->blocks[i] + begin, both ? tile->blocks[i + 1] + begin : NULL},
+                    .x = x->floats + ((size_t)slice * x->rows + tile->row + row) * SLICE_STRIDE,
+                    .sums = {out, out + PANEL},
+                    .sum_stride = tile->count * PANEL,
+                    .rows = left < at_once ? left : at_once,
+                    .add = slice > 0,
+                });
+            }
+        }
+    }
+}
+
+/* Panels `first` to `end` of the outputs; SWIGLU takes as many of the second half of the matrix, too. */
+static void run_tile(const Product *product, int first, int end, int row, int rows) {
+    float sums[TILE_ROWS * TILE_PANELS * PANEL] __attribute__((aligned(64)));
+    int count = end - first, gated = product->finish == SWIGLU;
+    Tile tile = {.count = gated ? 2 * count : count, .row = row, .rows = rows};
+    for (int i = 0; i < tile.count; i++) {
+        int index = i < count ? first + i : product->panels + first + i - count;
+        tile.blocks[i] = find_panel(product->matrix, index, &tile.forms[i]);
+    }
+    sum_tile(product, &tile, sums);
+    for (int r = 0; r < rows; r++) {
+        for (int i = 0; i < count; i++) {
+            float *at = sums + (r * tile.count + i) * PANEL;
+            finish_panel(product, first + i, row + r, at, gated ? at + count * PANEL : NULL);
+        }
+    }
+}
+
+static void tiles_piece(void *context, int piece) {
+    const Product *product = context;
+    int groups = (product->panels + product->panels_at_once - 1) / product->panels_at_once;
+    int first = piece % groups * product->panels_at_once, end = first + product->panels_at_once;
+    int row = piece / groups * TILE_ROWS, left = product->x->rows - row;
+    if (end > product->panels) end = product->panels;
+    for (; first < end; first += product->panels_of_tile) {
+        int last = first + product->panels_of_tile < end ? first + product->panels_of_tile : end;
+        run_tile(product, first, last, row, left < TILE_ROWS ? left : TILE_ROWS);
+    }
+}
+
+/* A few rows stay in the second cache, so two panels are read to their end, in order. */
+static void multiply_floats(Product *product) {
+    int rows = product->x->rows, halves = product->finish == SWIGLU ? 2 : 1;
+    int few = rows <= ROWS_OF_PAIR_TILES;
+    product->panels_of_tile = (few ? 2 : TILE_PANELS) / halves;
+    int at_once = product->panels_at_once / product->panels_of_tile;
+    product->panels_at_once = (at_once ? at_once : 1) * product->panels_of_tile;
+    int groups = (product->panels + product->panels_at_once - 1) / product->panels_at_once;
+    parallel(tiles_piece, product, groups * ((rows + TILE_ROWS - 1) / TILE_ROWS));
+}
+
 /* Multiplies all rows with a matrix. SWIGLU takes the first half of the outputs as gates of the second; both
  * halves must be whole panels. ADD adds `multiplier` times the product. */
 void multiply(const Matrix *matrix, const Activations *x, float *out, int64_t out_stride, Finish finish,
@@ -311,30 +420,33 @@ void multiply(const Matrix *matrix, const Activations *x, float *out, int64_t ou
     /* A piece takes about five microseconds of one core at least, so that sharing out stays cheap. */
     int64_t work = (int64_t)matrix->inputs * x->rows * (finish == SWIGLU ? 2 : 1);
     int at_once = (int)(12000 / work) + 1;
-    Product product = {matrix, x, out, out_stride, finish, multiplier, panels, at_once};
-    parallel(product_piece, &product, (panels + at_once - 1) / at_once);
+    Product product = {matrix, x, out, out_stride, finish, multiplier, panels, at_once, 0};
+    if (x->floats && kinds_of(matrix) & FLOATS) multiply_floats(&product);
+    else parallel(product_piece, &product, (panels + at_once - 1) / at_once);
 }
 
 typedef struct {
     Activations to;
     const float *x;
     int64_t stride;
+    int kinds;
 } Rounding;
 
 static void rounding_piece(void *context, int piece) {
     Rounding *rounding = context;
     int end = (piece + 1) * ROWS_AT_ONCE < rounding->to.rows ? (piece + 1) * ROWS_AT_ONCE : rounding->to.rows;
     for (int row = piece * ROWS_AT_ONCE; row < end; row++) {
-        quantise_row(&rounding->to, row, rounding->x + row * rounding->stride);
+        put_row(&rounding->to, row, rounding->x + row * rounding->stride, rounding->kinds);
     }
 }
 
 /* One product on its own: x [rows, inputs] in floats. Returns 0, or -1 if out of memory. */
 int hf_linear(const Matrix *matrix, const float *x, int64_t x_stride, int rows, float *out,
               int64_t out_stride) {
-    void *memory = aligned_alloc(64, activation_bytes(rows, matrix->inputs));
+    int kinds = kinds_of(matrix);
+    void *memory = aligned_alloc(64, activation_bytes(rows, matrix->inputs, kinds));
     if (!memory) return -1;
-    Rounding rounding = {activations_in(memory, rows, matrix->inputs), x, x_stride};
+    Rounding rounding = {activations_in(memory, rows, matrix->inputs, kinds), x, x_stride, kinds};
     parallel(rounding_piece, &rounding, (rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE);
     multiply(matrix, &rounding.to, out, out_stride, STORE, 1.0f);
     free(memory);

@@ -1,6 +1,6 @@
-/* Packing of quantised weights into panels, and rows of packed ones (the token embedding). */
+/* Packing of weights into panels, and rows of packed ones (the token embedding). */
 
-#include "forms.h"
+#include "floats.h"
 
 #include <string.h>
 
@@ -18,9 +18,9 @@ static uint16_t to_half(float value) {
     return (uint16_t)(sign | rounded >> 13);
 }
 
-/* The bytes of a packed part, whose inputs are a multiple of 32, or 256 for super-blocks. */
+/* The bytes of a packed part, whose inputs are a multiple of 32, or 256 for super-blocks, if it is quantised. */
 int64_t hf_packed_bytes(int form, int outputs, int inputs) {
-    return (int64_t)panel_bytes(form, inputs) * ((outputs + PANEL - 1) / PANEL);
+    return (int64_t)bytes_of_panel(form, inputs) * ((outputs + PANEL - 1) / PANEL);
 }
 
 static void put_code(int form, uint8_t *group, int lane, int k, int code) {
@@ -65,6 +65,18 @@ typedef struct {
     uint8_t *blocks;
 } Packing;
 
+static void packing_floats(void *context, int panel) {
+    const Packing *packing = context;
+    const Unpacked *from = packing->from;
+    int form = from->form, bytes = number_bytes(form);
+    uint8_t *to = packing->blocks + float_panel_bytes(form, from->inputs) * panel;
+    memset(to, 0, float_panel_bytes(form, from->inputs));
+    for (int lane = 0; lane < PANEL && panel * PANEL + lane < from->outputs; lane++) {
+        const uint8_t *numbers = from->codes + (size_t)(panel * PANEL + lane) * from->inputs * bytes;
+        for (int k = 0; k < from->inputs; k++) memcpy(to + float_at(form, lane, k), numbers + k * bytes, bytes);
+    }
+}
+
 static void packing_piece(void *context, int panel) {
     const Packing *packing = context;
     const Unpacked *from = packing->from;
@@ -87,10 +99,14 @@ static void packing_piece(void *context, int panel) {
 /* Packs one part of a matrix. */
 void hf_pack(const Unpacked *from, uint8_t *blocks) {
     Packing packing = {from, blocks};
-    parallel(packing_piece, &packing, (from->outputs + PANEL - 1) / PANEL);
+    parallel(is_float(from->form) ? packing_floats : packing_piece, &packing, (from->outputs + PANEL - 1) / PANEL);
 }
 
 static void unpack_row(int form, const uint8_t *panel, int lane, int inputs, float multiplier, float *out) {
+    if (is_float(form)) {
+        for (int k = 0; k < inputs; k++) out[k] = number_at(form, panel, lane, k) * multiplier;
+        return;
+    }
     int groups = groups_of_block(form), width = RULES[form].width, minima = RULES[form].minima;
     for (int index = 0; index < inputs / GROUP / groups; index++, panel += block_bytes(form)) {
         for (int group = 0; group < groups; group++) {
@@ -117,7 +133,7 @@ int hf_rows(const Matrix *matrix, const int64_t *rows, int count, float multipli
         const MatrixPart *part = matrix->parts;
         int64_t panel = rows[index] / PANEL;
         for (; panel >= part->panels; part++) panel -= part->panels;
-        const uint8_t *blocks = part->blocks + panel_bytes(part->form, matrix->inputs) * panel;
+        const uint8_t *blocks = part->blocks + bytes_of_panel(part->form, matrix->inputs) * panel;
         unpack_row(part->form, blocks, (int)(rows[index] % PANEL), matrix->inputs, multiplier, out);
     }
     return 0;
