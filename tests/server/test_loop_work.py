@@ -158,7 +158,7 @@ def command_rows() -> Iterator[tuple[str, Callable[[Crowd], object]]]:
     yield "claim", lambda crowd: crowd.do(wire.Claim, "ann/idle")
     yield "hand over", lambda crowd: crowd.do(wire.HandOver, "ann/idle", "another")
     yield "stage", lambda crowd: crowd.do(wire.Stage, "ann/idle", "model", "layout", 1, "tokens", "types", 9)
-    yield "a portion", lambda crowd: crowd.do(wire.Portion, 1, b"content")
+    yield "abandon a file", lambda crowd: crowd.do(wire.Abandon, 1)
     yield "end a turn that runs", lambda crowd: crowd.receive(wire.EndTurn(crowd.busy, None, "gone"))
     yield "drain", lambda crowd: crowd.do(wire.Drain)
     yield "pulse", lambda crowd: crowd.engine.pulse()

@@ -17,19 +17,20 @@ from holdfast.server.dialects import wire_fields
 from holdfast.server.link import cluster_wire
 
 SamplingFields = wire_fields.SamplingFields
+Abandon = cluster_wire.Abandon
 Claim = cluster_wire.Claim
+Content = cluster_wire.Content
 Drain = cluster_wire.Drain
 FetchMissed = cluster_wire.FetchMissed
 GiveMissed = cluster_wire.GiveMissed
 HandOver = cluster_wire.HandOver
 KeepMissed = cluster_wire.KeepMissed
 Missed = cluster_wire.Missed
-Portion = cluster_wire.Portion
 Stage = cluster_wire.Stage
 
 Token = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
-PROTOCOL = 4
+PROTOCOL = 5
 """The version of these messages; over TCP both ends must have the same."""
 
 CALL_BITS = 36
@@ -411,10 +412,7 @@ class Elsewhere(msgspec.Struct, tag="elsewhere", frozen=True):
 
 
 class Unable(msgspec.Struct, tag="unable", frozen=True):
-    """The engine cannot start; `message` says why. A retry would fail as well.
-
-    `model`: the model's files cannot be used; otherwise an option is wrong.
-    """
+    """The engine cannot start, nor with a retry: `message` says why. `model`: its files, not an option."""
 
     message: str
     model: bool = False
