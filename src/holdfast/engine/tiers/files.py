@@ -29,6 +29,7 @@ from torch import Tensor
 
 from holdfast.engine.start.lock import lock
 from holdfast.engine.tiers.packing import UNREADABLE, BadPack, bytes_of, pack, unpack
+from holdfast.engine.tiers.releasing import remove_file
 
 log = logging.getLogger("holdfast.disk")
 
@@ -221,7 +222,7 @@ class SnapshotFiles:
     def remove(self, name: str) -> None:
         """Remove a file if it exists. If that fails, a later engine removes it as an orphan."""
         try:
-            (self.directory / name).unlink(missing_ok=True)
+            remove_file(self.directory / name)
         except OSError as error:
             log.warning("an unused snapshot cannot be removed: %s", error)
 
