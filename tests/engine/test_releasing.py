@@ -44,6 +44,18 @@ def test_a_file_is_gone_at_once_and_its_content_is_released_by_a_thread_if_it_is
         remove_file(path)
 
 
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_without_a_thread_what_is_large_is_released_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(releasing, "LARGE_BYTES", 0)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    tensors = {"a": torch.zeros(1)}
+    release_tensors(tensors)
+    assert not tensors
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_tensors_are_released_by_a_thread_if_they_are_large(
     monkeypatch: pytest.MonkeyPatch, large: bool

@@ -323,6 +323,25 @@ def test_an_engine_that_ends_breaks_transfers_off(taker: Taker, giver: Giver) ->
     taker.until(lambda: "holdfast-receiver" in {each.name for each in threading.enumerate()})
 
 
+def test_without_a_thread_a_file_is_refused_and_leaves_nothing(
+    taker: Taker, giver: Giver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = content_of(KIB)
+    link = giver.link()
+    token, call = giver.announce(link, len(content)), link.number()
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "holdfast-receiver":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    giver.bring(call, token, content)
+    taker.until(lambda: "can't start new thread" in caplog.text)
+    assert taker.names() == [] and taker.store.used == 0
+
+
 def test_a_file_that_is_cut_while_it_is_sent_fails(taker: Taker, giver: Giver, tmp_path: Path) -> None:
     (tmp_path / "sent").write_bytes(b"x" * KIB)
     link = giver.link()

@@ -41,5 +41,8 @@ def remove_file(path: Path) -> None:
 def _release(act: Callable[[], None], size: int) -> None:
     if size < LARGE_BYTES:
         act()
-    else:
+        return
+    try:
         threading.Thread(target=act, name="holdfast-release", daemon=True).start()
+    except RuntimeError:  # The system has no thread for it.
+        act()

@@ -146,8 +146,13 @@ class SnapshotReceiver:
         transfer.thread = threading.Thread(
             target=self._work, args=(transfer,), name="holdfast-receiver", daemon=True
         )
+        try:
+            transfer.thread.start()
+        except RuntimeError as error:  # The system has no thread for it.
+            os.close(transfer.descriptor)
+            self._staging.abandon(transfer.stage)
+            return str(error)
         self._begun[transfer.stage] = transfer
-        transfer.thread.start()
         return None
 
     def _work(self, transfer: Transfer) -> None:
