@@ -173,8 +173,8 @@ def crowds() -> tuple[Crowd, Crowd]:
     return Crowd(FEW), Crowd(MANY)
 
 
-OF_THE_WORKER = {wire.Configure, wire.Stop, wire.Greeting, wire.Beat}
-"""What begins and ends a link or the process: no client has it sent."""
+OF_THE_WORKER = {wire.Configure, wire.Stop, wire.Greeting, wire.Content, wire.Beat}
+"""What begins and ends a connection or the process: no client has it sent."""
 
 OF_PEERS = {wire.FetchMissed, wire.Missed, wire.KeepMissed}
 """Messages from one API process to another, which the engine passes on as they are: `test_peers`."""
