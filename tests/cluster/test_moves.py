@@ -1,5 +1,6 @@
 """Sessions that move between engines with their memory: real processes, PostgreSQL and small models."""
 
+import contextlib
 import json
 import signal
 import threading
@@ -15,6 +16,7 @@ from tests.databases import run_sql, shared_cluster
 from tests.models.small import conversation, write_small_model
 from tests.preloaded import commands
 from tests.server.apart import Apart, EngineProcess, until
+from tests.server.apart import Proxy as PortProxy
 from tests.server.shared import Shared, folder
 
 GREEDY = {"sampling": {"max_tokens": 12, "temperature": 0}}
@@ -181,6 +183,7 @@ def test_a_restarted_engine_reads_its_files_when_sessions_are_claimed(apart: Apa
     assert api.state(name)["engine"] == target
 
 
+@pytest.mark.soak
 def test_a_move_is_abandoned_without_loss_if_the_other_engine_dies(apart: Apart, tmp_path: Path) -> None:
     model = write_small_model(tmp_path / "model")
     shared = Movable(apart, tmp_path, model, engines=2, apis=1)
@@ -205,6 +208,40 @@ def test_a_move_is_abandoned_without_loss_if_the_other_engine_dies(apart: Apart,
         == 200
     )
     assert api.state(name)["turns"] == 3
+
+
+@pytest.mark.parametrize("killed", ["the sender", "the receiver"])
+def test_an_engine_is_killed_while_a_session_s_memory_comes(
+    apart: Apart, tmp_path: Path, killed: str
+) -> None:
+    """The session goes on at the other engine; half a file is none."""
+    model = write_small_model(tmp_path / "model")
+    shared = Movable(apart, tmp_path, model, engines=1, apis=0)
+    with contextlib.closing(PortProxy(0)) as proxy:
+        shared.engines.append(shared.engine("e1", "127.0.0.1:0", "--advertise", proxy.address))
+        proxy.port_there = shared.engines[1].port
+        api = apart.api(shared.engines[0])
+        name = api.open("s")
+        said = api.say(name, "one two " * 50, **GREEDY)
+        both = apart.api(*shared.engines)
+        shared.apis.append(both)
+        until(lambda: shared.of(name) == 0)
+        proxy.hold_after = 8 << 10
+        body = {"session": name, "engine": "e1"}
+        asking = threading.Thread(target=lambda: both.post("/v1/cluster/move", body))
+        asking.start()
+        until(lambda: not proxy.flows.is_set())
+        assert [path.suffix for path in (tmp_path / "e1").iterdir()] == [".partial"], "it is on its way"
+        kill(shared, 0 if killed == "the sender" else 1)
+        asking.join(60)
+        turn = {"input": "three", **GREEDY}
+        usage = retried(lambda: both.post(f"/v1/sessions/{name}/turns", turn)).json()["usage"]
+        known = said["usage"]["prompt_tokens"] + said["usage"]["completion_tokens"]
+        if killed == "the sender":
+            until(lambda: not list((tmp_path / "e1").iterdir()))
+            assert shared.of(name) == 1 and usage["computed_tokens"] > known, "all is computed again"
+        else:
+            assert shared.of(name) == 0 and usage["cached_tokens"] == known
 
 
 def test_the_operators_commands(apart: Apart, tmp_path: Path) -> None:

@@ -433,7 +433,7 @@ def test_a_file_of_parts_moves_to_another_engine(make_any: Make, tmp_path: Path)
     talk(session, range(1, 2))
     header, content = sent(giver, here)
     count = len(lengths(giver))
-    assert stage(staging_of(taker), 7, header, content)
+    stage(staging_of(taker), 7, header, content)
     take(taker, here)
     assert len(lengths(taker)) == count
     costs_only_itself(taker.resume("s"), 2, expected[2])
@@ -453,7 +453,7 @@ def test_parts_past_the_history_do_not_move_to_another_engine(
     talk(session, range(1, 2))
     header, content = sent(giver, here)
     session.rewind(1)
-    assert stage(staging_of(taker), 7, header, content)
+    stage(staging_of(taker), 7, header, content)
     rows: list[Record] = []
     monkeypatch.setattr(type(taker.loop.session_log), "append", lambda _, record: rows.append(record))
     take(taker, here)

@@ -110,6 +110,18 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, units: int, outward: bool) -> tupl
     return portions.Transfer(pieces, copier, outward), copier
 
 
+@pytest.mark.parametrize("outward", [True, False])
+def test_a_portion_in_main_memory_is_small_either_way(monkeypatch: pytest.MonkeyPatch, outward: bool) -> None:
+    monkeypatch.setattr(portions, "PORTION_BYTES", 32)
+    storage, rows = torch.zeros(8, 4), torch.zeros(8, 4)
+    source, copied = (storage, rows) if outward else (rows, storage)
+    source.fill_(1.0)
+    transfer = portions.Transfer(portions.pieces_of(storage, list(range(8)), rows), Queued(1 << 30), outward)
+    for step in range(1, 5):
+        assert transfer.advance() is (step == 4)
+        assert int(copied.sum()) == step * 8, "two units of four numbers"
+
+
 @pytest.mark.parametrize(("outward", "portion"), [(True, 1), (False, 3)])
 def test_a_portion_of_a_gpu_is_as_large_as_stated(
     monkeypatch: pytest.MonkeyPatch, outward: bool, portion: int

@@ -1,5 +1,6 @@
-"""Files of memory that come from other engines in portions: used as they are, or dropped."""
+"""Files of memory that come from other engines: used as they are, or dropped."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,6 @@ from holdfast.engine.tiers.staging import NotStaged, Staging
 from tests.engine.conftest import Make
 from tests.engine.test_disk_tier import conversation, costs_only_itself, files, options, talk, to_disk
 from tests.engine.tiny import greedy
-
-PORTION = 1000
 
 
 def staging_of(engine: Engine) -> Staging:
@@ -38,13 +37,16 @@ def take(engine: Engine, place: Path) -> None:
     recover(loop.scheduler, loop.session_log, loop.disk, stored, loop.now())
 
 
-def stage(staging: Staging, call: int, header: Header, content: bytes) -> bool:
-    staging.begin(call, "s", header, len(content))
-    complete = [
-        staging.write(call, content[first : first + PORTION]) for first in range(0, len(content), PORTION)
-    ]
-    assert complete == [False] * (len(complete) - 1) + [True]
-    return complete[-1]
+def begin(staging: Staging, call: int, header: Header, size: int, content: bytes, session: str = "s") -> None:
+    """Announce a file, and write some content."""
+    descriptor = staging.begin(call, session, header, size)
+    os.write(descriptor, content)
+    os.close(descriptor)
+
+
+def stage(staging: Staging, call: int, header: Header, content: bytes) -> None:
+    begin(staging, call, header, len(content), content)
+    staging.complete(call)
 
 
 def test_memory_of_another_engine_is_used_as_it_is(make_any: Make, tmp_path: Path) -> None:
@@ -53,7 +55,7 @@ def test_memory_of_another_engine_is_used_as_it_is(make_any: Make, tmp_path: Pat
     giver, taker = make_any(**options(here)), make_any(**options(there))
     assert talk(giver.session(id="s"), range(2)) == expected[:2]
     header, content = sent(giver, here)
-    assert stage(staging_of(taker), 7, header, content)
+    stage(staging_of(taker), 7, header, content)
     take(taker, here)
     costs_only_itself(taker.resume("s"), 2, expected[2])
 
@@ -73,16 +75,16 @@ def test_what_cannot_be_used_is_not_taken(make: Make, tmp_path: Path) -> None:
         with pytest.raises(NotStaged, match=f"the announced size is {size} bytes"):
             staging.begin(1, "s", header, size)
     with pytest.raises(NotStaged, match="announced"):
-        staging.write(1, content)
-    staging.begin(2, "s", header, len(content) - 1)
-    with pytest.raises(NotStaged, match="longer"):
-        staging.write(2, content)
-    staging.begin(3, "s", header, len(content))
+        staging.complete(1)
+    for call, wrong in ((2, content + b"x"), (3, content[:-1])):
+        begin(staging, call, header, len(content), wrong)
+        with pytest.raises(NotStaged, match=f"{len(wrong)} bytes of the announced {len(content)}"):
+            staging.complete(call)
+    begin(staging, 4, header, len(content), bytes(len(content)))
     with pytest.raises(NotStaged, match="header"):
-        staging.write(3, bytes(len(content)))
-    staging.begin(4, "s", header, len(content))
-    staging.write(4, content[:100])
-    staging.abandon(4)
+        staging.complete(4)
+    begin(staging, 5, header, len(content), content[:100])
+    staging.abandon(5)
     assert files(there) == [] and taker.loop.disk is not None and taker.loop.disk.store.used == 0
     take(taker, here)
     known = taker.known_tokens("s")
@@ -98,13 +100,13 @@ def test_announcements_are_bounded(make: Make, tmp_path: Path, monkeypatch: pyte
     staging = staging_of(taker)
     monkeypatch.setattr(staging_module, "ARRIVING_MAX", 3)
     for call in range(3):
-        staging.begin(call, f"s{call}", header, len(content))
+        begin(staging, call, header, len(content), b"", f"s{call}")
     with pytest.raises(NotStaged, match="same number"):
         staging.begin(2, "s", header, len(content))
     with pytest.raises(NotStaged, match="3 transfers are in progress"):
         staging.begin(3, "s", header, len(content))
     staging.abandon(0)
-    assert stage(staging, 3, header, content), "the file of another has made room"
+    stage(staging, 3, header, content)  # The file of another has made room.
     staging.close()
     assert files(there) == [] and taker.loop.disk is not None and taker.loop.disk.store.used == 0
 
@@ -121,9 +123,8 @@ def test_a_staged_file_whose_session_does_not_come_is_removed(
     stage(staging, 2, header, content)
     assert len(files(there)) == 1, "the second one takes the place of the first"
     monkeypatch.setattr(staging_module, "STAGED_SECONDS", -1.0)
-    staging.begin(3, "other", header, len(content))
-    monkeypatch.undo()
-    staging.begin(4, "third", header, len(content))
-    assert [path.name.endswith(".partial") for path in files(there)] == [False, True], "the third is left"
+    stage(staging, 3, header, content)
+    begin(staging, 4, header, len(content), b"", "other")
+    assert [path.name.endswith(".partial") for path in files(there)] == [True], "what was just announced"
     staging.close()
     assert files(there) == [] and taker.loop.disk is not None and taker.loop.disk.store.used == 0

@@ -107,6 +107,8 @@ class Proxy:
         self.delay = 0.0
         self.cut_after: int | None = None
         """Bytes from clients after which a connection is cut."""
+        self.hold_after: int | None = None
+        """Bytes from one client after which nothing flows."""
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._listener = socket.create_server((host, 0))
         self.address = f"{host}:{self._listener.getsockname()[1]}"
@@ -139,6 +141,9 @@ class Proxy:
             while data := source.recv(1 << 16):
                 if self.delay:
                     time.sleep(self.delay)
+                sent = 0 if place is None else len(self.recorded[place]) + len(data)
+                if self.hold_after is not None and sent > self.hold_after:
+                    self.flows.clear()
                 self.flows.wait()
                 if place is not None:
                     self.recorded[place] += data

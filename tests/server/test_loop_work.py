@@ -158,7 +158,7 @@ def command_rows() -> Iterator[tuple[str, Callable[[Crowd], object]]]:
     yield "claim", lambda crowd: crowd.do(wire.Claim, "ann/idle")
     yield "hand over", lambda crowd: crowd.do(wire.HandOver, "ann/idle", "another")
     yield "stage", lambda crowd: crowd.do(wire.Stage, "ann/idle", "model", "layout", 1, "tokens", "types", 9)
-    yield "a portion", lambda crowd: crowd.do(wire.Portion, 1, b"content")
+    yield "abandon a file", lambda crowd: crowd.do(wire.Abandon, 1)
     yield "end a turn that runs", lambda crowd: crowd.receive(wire.EndTurn(crowd.busy, None, "gone"))
     yield "drain", lambda crowd: crowd.do(wire.Drain)
     yield "pulse", lambda crowd: crowd.engine.pulse()
@@ -173,8 +173,8 @@ def crowds() -> tuple[Crowd, Crowd]:
     return Crowd(FEW), Crowd(MANY)
 
 
-OF_THE_WORKER = {wire.Configure, wire.Stop, wire.Greeting, wire.Beat}
-"""What begins and ends a link or the process: no client has it sent."""
+OF_THE_WORKER = {wire.Configure, wire.Stop, wire.Greeting, wire.Content, wire.Beat}
+"""What begins and ends a connection or the process: no client has it sent."""
 
 OF_PEERS = {wire.FetchMissed, wire.Missed, wire.KeepMissed}
 """Messages from one API process to another, which the engine passes on as they are: `test_peers`."""

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from holdfast.engine.start.lock import lock
+from holdfast.engine.tiers.packing import UNREADABLE, BadPack, bytes_of, pack, unpack
+from holdfast.engine.tiers.releasing import remove_file
 
 log = logging.getLogger("holdfast.disk")
 
@@ -38,10 +38,11 @@ SUFFIX = ".session.safetensors"
 HEADER_BYTES_MAX = 1 << 20
 WRITE_BYTES = 64 << 20
 """Bytes of one write, each synced before the next."""
-UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
-"""What reading a damaged header may raise."""
 SAMPLES = 16
 SAMPLE_BYTES = 1 << 14
+
+
+Buffer = bytes | memoryview
 
 
 class BadFile(RuntimeError):
@@ -130,7 +131,7 @@ class SnapshotFiles:
         """Let the file in progress, and every later one, fail."""
         self._aborted = True
 
-    def write(self, name: str, content: bytes) -> None:
+    def write(self, name: str, content: Buffer) -> None:
         """Write a file that appears complete and synced, or raise and leave none."""
         path = self.directory / name
         partial = path.with_name(name + ".partial")
@@ -146,7 +147,7 @@ class SnapshotFiles:
             path.unlink(missing_ok=True)
             raise
 
-    def append(self, name: str, size: int, content: bytes) -> None:
+    def append(self, name: str, size: int, content: Buffer) -> None:
         """Append a part to the first `size` bytes of a file and sync it, or raise and leave those bytes."""
         with _opened(self.directory / name, os.O_WRONLY) as descriptor:
             if os.fstat(descriptor).st_size < size:
@@ -169,7 +170,7 @@ class SnapshotFiles:
         except OSError as error:
             log.warning("an unused part of a snapshot cannot be removed: %s", error)
 
-    def put(self, descriptor: int, content: bytes) -> None:
+    def put(self, descriptor: int, content: Buffer) -> None:
         """Write all bytes to an open file, or raise once aborted.
 
         Each piece is synced before the next is written, so that an abort waits for one piece at most.
@@ -200,11 +201,16 @@ class SnapshotFiles:
         """How many bytes a file has."""
         return (self.directory / name).stat().st_size
 
-    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+    def read(self, name: str, start: int = 0, end: int | None = None) -> memoryview:
         """The bytes of a file from `start` to `end`, or to its end."""
-        with (self.directory / name).open("rb") as file:
-            file.seek(start)
-            return file.read() if end is None else file.read(end - start)
+        with (self.directory / name).open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            wanted = max(0, (size if end is None else min(size, end)) - start)
+            content = torch.empty(wanted, dtype=torch.uint8).numpy().data
+            done = file.seek(start) - start
+            while done < wanted and (count := file.readinto(content[done:])):
+                done += count
+            return content[:done]
 
     def read_head(self, name: str, start: int = 0) -> bytes:
         """The header of the part that begins at `start`, after its length."""
@@ -216,7 +222,7 @@ class SnapshotFiles:
     def remove(self, name: str) -> None:
         """Remove a file if it exists. If that fails, a later engine removes it as an orphan."""
         try:
-            (self.directory / name).unlink(missing_ok=True)
+            remove_file(self.directory / name)
         except OSError as error:
             log.warning("an unused snapshot cannot be removed: %s", error)
 
@@ -235,19 +241,19 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def encode(header: Header, tensors: Mapping[str, Tensor], after: int = 0) -> bytes:
+def encode(header: Header, tensors: Mapping[str, Tensor], after: int = 0) -> memoryview:
     """The bytes of a part with the units that a file of the first `after` tokens lacks."""
     described = {name: str(value) for name, value in asdict(header).items() if value != ""}
     follows = {"after": str(after)} if after else {}
     sums = {f"checksum {name}": str(_checksum(tensor)) for name, tensor in tensors.items()}
-    return save(dict(tensors), {"format": FORMAT, **described, **follows, **sums})
+    return pack(tensors, {"format": FORMAT, **described, **follows, **sums})
 
 
-def check_header(content: bytes, expected: Header, after: int = 0) -> dict[str, str]:
+def check_header(content: Buffer, expected: Header, after: int = 0) -> dict[str, str]:
     """The metadata of a part or of its beginning; `BadFile` unless it matches the expected header."""
     size = int.from_bytes(content[:8], "little")
     try:
-        facts: dict[str, str] = dict(json.loads(content[8 : 8 + size])["__metadata__"])
+        facts: dict[str, str] = dict(json.loads(bytes(content[8 : 8 + size]))["__metadata__"])
     except UNREADABLE as error:
         raise BadFile("the header cannot be read") from error
     wanted = {"format": FORMAT} | {name: str(value) for name, value in asdict(expected).items()}
@@ -257,12 +263,12 @@ def check_header(content: bytes, expected: Header, after: int = 0) -> dict[str, 
     return facts
 
 
-def decode(content: bytes, expected: Header, after: int = 0) -> dict[str, Tensor]:
+def decode(content: memoryview, expected: Header, after: int = 0) -> dict[str, Tensor]:
     """The tensors of a part that matches the expected header and its checksums; `BadFile` otherwise."""
     facts = check_header(content, expected, after)
     try:
-        tensors = load(content)
-    except (SafetensorError, ValueError, RuntimeError) as error:
+        tensors = unpack(content)
+    except BadPack as error:
         raise BadFile("it is truncated or damaged") from error
     for name, tensor in tensors.items():
         if facts.get(f"checksum {name}") != str(_checksum(tensor)):
@@ -273,8 +279,7 @@ def decode(content: bytes, expected: Header, after: int = 0) -> dict[str, Tensor
 
 
 def _checksum(tensor: Tensor) -> int:
-    flat = tensor.contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
+    return zlib.crc32(bytes_of(tensor).numpy().data) if tensor.numel() else 0
 
 
 def weights_identity(path: Path) -> str:

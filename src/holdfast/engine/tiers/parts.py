@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from holdfast.engine.tiers.files import (
-    UNREADABLE,
     BadFile,
     Header,
     Snapshot,
@@ -27,6 +26,7 @@ from holdfast.engine.tiers.files import (
     check_header,
     decode,
 )
+from holdfast.engine.tiers.packing import UNREADABLE
 
 __all__ = ["PARTS_MAX", "read_parts", "read_snapshot"]
 

@@ -19,7 +19,7 @@ from holdfast.engine.tiers.host import Copier, CopyEvent, StorageCopy
 PORTION_BYTES = 16 << 20
 """Bytes that are copied between two steps for a file."""
 RETURN_BYTES = 64 << 20
-"""The same from a file: a turn waits for them."""
+"""The same from a file to a GPU, which copies beside the steps: a turn waits for them."""
 
 
 class Piece:
@@ -62,7 +62,7 @@ class Transfer:
         if not all(flight.event.query() for flight in self._flights):
             return False
         done, self._flights = self._flights, []
-        left = PORTION_BYTES if self._outward else RETURN_BYTES
+        left = self._portion()
         while self._pieces and left > 0:
             piece = self._pieces.popleft()
             left -= piece.rows.nbytes
@@ -74,6 +74,11 @@ class Transfer:
             for flight in done:
                 flight.piece.rows.copy_(flight.pinned)
         return not self._pieces and not self._flights
+
+    def _portion(self) -> int:
+        """Bytes of the next portion; in main memory the loop itself copies them."""
+        beside = bool(self._pieces) and self._pieces[0].storage.is_cuda
+        return RETURN_BYTES if beside and not self._outward else PORTION_BYTES
 
     def _copy(self, piece: Piece) -> None:
         """Copy a piece in main memory."""

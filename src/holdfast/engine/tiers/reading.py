@@ -14,10 +14,13 @@ from collections import deque
 from collections.abc import Callable, Container
 from typing import NamedTuple
 
+from torch import Tensor
+
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.session import Session
 from holdfast.engine.tiers.files import BadFile
 from holdfast.engine.tiers.portions import Transfer
+from holdfast.engine.tiers.releasing import release_tensors
 from holdfast.engine.tiers.session_memory import SessionMemory
 from holdfast.engine.tiers.snapshots import SnapshotStore
 from holdfast.engine.tiers.thread import DiskThread, Job, JobKind
@@ -31,6 +34,7 @@ class Returning(NamedTuple):
     number: int
     session: str
     transfer: Transfer
+    tensors: dict[str, Tensor]
 
 
 class SnapshotReader:
@@ -82,7 +86,7 @@ class SnapshotReader:
             self._reject(job.session, str(error))
             self._scheduler.arrive(number, False, self._clock())
             return
-        self._returning.append(Returning(number, job.session, transfer))
+        self._returning.append(Returning(number, job.session, transfer, job.tensors))
         if len(self._returning) == 1:
             self.scatter_more()
 
@@ -96,7 +100,7 @@ class SnapshotReader:
         self.abandon_cancelled(self._scheduler.registry.transits)
         if not self._returning:
             return
-        number, session_id, transfer = self._returning[0]
+        number, session_id, transfer, tensors = self._returning[0]
         arrived = True
         try:
             if not transfer.advance():
@@ -107,6 +111,7 @@ class SnapshotReader:
             transfer.abandon()
             arrived = False
         self._returning.popleft()
+        release_tensors(tensors)
         self._scheduler.arrive(number, arrived, self._clock())
 
     def abandon_cancelled(self, wanted: Container[int]) -> None:
@@ -116,6 +121,7 @@ class SnapshotReader:
         for each in self._returning:
             if each.number not in wanted:
                 each.transfer.abandon()
+                release_tensors(each.tensors)
         self._returning = deque(each for each in self._returning if each.number in wanted)
 
     def _reject(self, session_id: str, reason: str) -> None:

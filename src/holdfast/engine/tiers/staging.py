@@ -1,9 +1,12 @@
 """Snapshot files that come from other engines: a session's memory, staged until the session is this engine's.
 
-A file comes in portions, between two steps, and appears complete or not at all. Its header is checked when it
-is announced, its end when it is complete, its checksums when the session's next turn reads it: what does not
-fit is dropped, and the session is computed again. A staged file whose session does not come is removed after
-a while. Used by the engine process's commands and by claims.
+    begin --> the content is written to a partial file, by whoever receives it --> complete --> take
+      └── abandon: nothing is left                                                     └── drop, after a while
+
+A file appears complete or not at all. Its header is checked when it is announced, its end when it is
+complete, its checksums when the session's next turn reads it: what does not fit is dropped, and the session
+is computed again. A staged file whose session does not come is removed after a while. Used by the engine
+process (`snapshot_receiver`) and by claims.
 """
 
 from __future__ import annotations
@@ -19,31 +22,27 @@ from holdfast.engine.tiers.files import BadFile, Header, Snapshot
 from holdfast.engine.tiers.parts import read_parts
 from holdfast.engine.tiers.snapshots import SnapshotStore
 
-__all__ = ["NotStaged", "Staging"]
+__all__ = ["ARRIVING_MAX", "NotStaged", "Staging"]
 
 log = logging.getLogger("holdfast.disk")
 
 STAGED_SECONDS = 120.0
-"""How long a file is kept for a session that does not come, and how long one may take to come."""
+"""How long a file is kept for a session that does not come."""
 
-
-ARRIVING_MAX = 256
-"""Files that may be on their way at a time: each has an open descriptor."""
+ARRIVING_MAX = 64
+"""Files that may be on their way at a time: each has an open descriptor, and a thread while it comes."""
 
 
 class NotStaged(RuntimeError):
     """A file is not taken; the message says why."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Arriving:
     """A file that is being received."""
 
     session: str
     snapshot: Snapshot
-    descriptor: int
-    until: float
-    written: int = 0
 
 
 class Staging:
@@ -62,8 +61,11 @@ class Staging:
         """Files that are being received, by the number of their call."""
         self._staged: dict[str, tuple[Snapshot, float]] = {}
 
-    def begin(self, call: int, session: str, header: Header, size: int) -> None:
-        """A file is announced; raises `NotStaged` if it would be of no use, or has no room."""
+    def begin(self, call: int, session: str, header: Header, size: int) -> int:
+        """A file is announced: the descriptor to write its content to, which is the caller's to close.
+
+        Raises `NotStaged` if it would be of no use, or has no room.
+        """
         self._expire()
         if call in self._arriving:
             raise NotStaged("a transfer with the same number is in progress")
@@ -76,39 +78,36 @@ class Staging:
         if not self._store.fits(size) and not self._store.make_room(size, session, self._sessions):
             raise NotStaged(f"there is no room for {size} bytes")
         snapshot = Snapshot(self._store.new_name(session), header.length, header.tokens, size)
-        path = self._store.files.directory / f"{snapshot.file}.partial"
+        path = self._store.files.directory / _partial(snapshot)
         try:
             descriptor = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise NotStaged(f"it cannot be written: {error.strerror}") from error
         self._store.reserve(_place(snapshot), size)
-        self._arriving[call] = Arriving(session, snapshot, descriptor, self._clock() + STAGED_SECONDS)
+        self._arriving[call] = Arriving(session, snapshot)
+        return descriptor
 
-    def write(self, call: int, content: bytes) -> bool:
-        """The next portion of a file; whether it is complete. Raises `NotStaged` if it cannot be used."""
+    def complete(self, call: int) -> None:
+        """All content of a file was written; raises `NotStaged`, and leaves nothing, if it cannot be used.
+
+        It can if it has the announced size and the headers of its parts match the announcement.
+        """
         arriving = self._arriving.get(call)
         if arriving is None:
             raise NotStaged("it was not announced, or its transfer was aborted")
         try:
-            if arriving.written + len(content) > arriving.snapshot.bytes:
-                raise NotStaged("it is longer than announced")
-            view = memoryview(content)
-            while view:
-                view = view[os.write(arriving.descriptor, view) :]
-            arriving.written += len(content)
-            if arriving.written < arriving.snapshot.bytes:
-                return False
-            self._complete(arriving)
-        except (OSError, BadFile, NotStaged) as error:
+            self._publish(arriving)
+        except (OSError, BadFile) as error:
             self.abandon(call)
             raise NotStaged(str(error)) from error
-        self._forget(call)
-        return True
+        del self._arriving[call]
 
-    def _complete(self, arriving: Arriving) -> None:
-        """Publish a file, if the headers of its parts match the announcement."""
+    def _publish(self, arriving: Arriving) -> None:
         snapshot, files = arriving.snapshot, self._store.files
-        partial = f"{snapshot.file}.partial"
+        partial = _partial(snapshot)
+        size = files.size(partial)
+        if size != snapshot.bytes:
+            raise BadFile(f"it has {size} bytes of the announced {snapshot.bytes}")
         found = read_parts(files, partial, snapshot.bytes, self._store.header_of(snapshot))
         if (found.length, found.tokens) != (snapshot.length, snapshot.tokens):
             raise BadFile("its last part does not match the announcement")
@@ -118,21 +117,13 @@ class Staging:
 
     def abandon(self, call: int) -> None:
         """A transfer is aborted: remove its file."""
-        arriving = self._forget(call)
-        if arriving is not None:
-            self._store.release(_place(arriving.snapshot))
-            self._store.files.remove(f"{arriving.snapshot.file}.partial")
-
-    def _forget(self, call: int) -> Arriving | None:
         arriving = self._arriving.pop(call, None)
         if arriving is not None:
-            os.close(arriving.descriptor)
-        return arriving
+            self._store.release(_place(arriving.snapshot))
+            self._store.files.remove(_partial(arriving.snapshot))
 
     def _expire(self) -> None:
         now = self._clock()
-        for call in [call for call, each in self._arriving.items() if each.until < now]:
-            self.abandon(call)
         for session in [session for session, (_, until) in self._staged.items() if until < now]:
             self.drop(session)
 
@@ -159,6 +150,11 @@ class Staging:
             self.abandon(call)
         for session in list(self._staged):
             self.drop(session)
+
+
+def _partial(snapshot: Snapshot) -> str:
+    """The name of a file that is not complete."""
+    return f"{snapshot.file}.partial"
 
 
 def _place(snapshot: Snapshot) -> str:

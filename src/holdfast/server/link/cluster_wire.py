@@ -9,15 +9,16 @@ from __future__ import annotations
 import msgspec
 
 __all__ = [
+    "Abandon",
     "Claim",
     "ClusterCommand",
+    "Content",
     "Drain",
     "FetchMissed",
     "GiveMissed",
     "HandOver",
     "KeepMissed",
     "Missed",
-    "Portion",
     "Stage",
 ]
 
@@ -54,7 +55,7 @@ class Drain(msgspec.Struct, tag="drain", frozen=True):
 class Stage(msgspec.Struct, tag="stage", frozen=True):
     """Another engine announces the file of a session's memory: what it holds, and its size.
 
-    Its content follows in `Portion` messages.
+    Answered with a token, for a connection that brings its content (`Content`).
     """
 
     call: int
@@ -67,15 +68,22 @@ class Stage(msgspec.Struct, tag="stage", frozen=True):
     bytes: int
 
 
-class Portion(msgspec.Struct, tag="portion", frozen=True):
-    """The next bytes of the file that call `stage` announced; none if it does not come to its end.
+class Content(msgspec.Struct, tag="content", frozen=True):
+    """The first message of a connection that is no link: it brings the file whose announcement got `token`.
 
-    Answered with whether the file is complete.
+    The content follows as plain bytes, as many as were announced, and ends the connection. Answered on the
+    link that announced it, as call `call`, when the file is complete.
     """
 
     call: int
+    token: str
+
+
+class Abandon(msgspec.Struct, tag="abandon", frozen=True):
+    """The file that call `stage` announced is not needed any more."""
+
+    call: int
     stage: int
-    content: bytes
 
 
 class FetchMissed(msgspec.Struct, tag="fetch_missed", frozen=True):
@@ -111,4 +119,4 @@ class KeepMissed(msgspec.Struct, tag="keep_missed", frozen=True):
     messages: list[tuple[int, str]]
 
 
-ClusterCommand = Claim | HandOver | Drain | Stage | Portion | FetchMissed | Missed | KeepMissed
+ClusterCommand = Claim | HandOver | Drain | Stage | Content | Abandon | FetchMissed | Missed | KeepMissed

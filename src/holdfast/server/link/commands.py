@@ -22,8 +22,6 @@ from holdfast.engine.loop import EngineLoop
 from holdfast.engine.reports.memory_map import leased_units
 from holdfast.engine.reports.report import session_report
 from holdfast.engine.sampling import Sampling, SamplingError
-from holdfast.engine.tiers.files import Header
-from holdfast.engine.tiers.staging import NotStaged
 from holdfast.engine.tools.answer import AnswerSpec
 from holdfast.engine.turns.spec import TurnSpec
 from holdfast.engine.verbs import Verbs, never_spent
@@ -32,6 +30,7 @@ from holdfast.server.link.hand_overs import HandOvers, UnknownEngine
 from holdfast.server.link.reports import SURVEYS, Surveys
 from holdfast.server.link.results import CallReply, Outbox, TurnReply, noted_turns, stored_session
 from holdfast.server.link.rounds import Spent
+from holdfast.server.link.snapshot_receiver import SnapshotReceiver
 from holdfast.server.link.wire import Question
 
 __all__ = ["EngineCommands"]
@@ -43,10 +42,12 @@ class EngineCommands:
     The loop must have been opened with the outbox as its observer.
     """
 
-    __slots__ = ("_outbox", "_surveys", "drains", "hand_overs", "loop", "turns", "verbs")
+    __slots__ = ("_outbox", "_surveys", "drains", "hand_overs", "loop", "receiver", "turns", "verbs")
 
-    def __init__(self, loop: EngineLoop, outbox: Outbox) -> None:
+    def __init__(self, loop: EngineLoop, outbox: Outbox, receiver: SnapshotReceiver | None = None) -> None:
+        """`receiver`: of files from other engines, where there is a disk tier."""
         self.loop = loop
+        self.receiver = receiver
         self.verbs = Verbs(loop, patient=True)
         self.turns: dict[int, TurnReply] = {}
         """Turns that are not over, by the calls that started them; some wait for their session."""
@@ -95,14 +96,14 @@ class EngineCommands:
                 self._claim(command)
             case wire.HandOver(call=call, session=name):
                 self._hand_over(self._reply(call), name, command.engine)
-            case wire.Stage() | wire.Portion():
+            case wire.Stage() | wire.Abandon():
                 self._stage(command)
             case wire.Drain(call=call):
                 self.drains = True
                 self._reply(call).done(None)
             case wire.Ask():
                 self._ask(command)
-            case wire.Configure() | wire.Stop() | wire.Greeting() | wire.Beat():
+            case wire.Configure() | wire.Stop() | wire.Greeting() | wire.Content() | wire.Beat():
                 raise AssertionError("the worker handles these itself")
             case wire.FetchMissed() | wire.Missed() | wire.KeepMissed():
                 raise AssertionError("these pass between API processes")
@@ -135,23 +136,15 @@ class EngineCommands:
         else:
             self.hand_overs.begin(reply, session, engine)
 
-    def _stage(self, command: wire.Stage | wire.Portion) -> None:
-        """Take a part of a file that comes from another engine."""
-        staging = None if self.loop.disk is None else self.loop.disk.staging
-        reply = self._reply(command.call)
-        try:
-            if staging is None:
-                raise NotStaged("this engine has no disk tier")
-            if isinstance(command, wire.Stage):
-                about = (command.model, command.layout, command.length, command.tokens, command.types)
-                staging.begin(command.call, command.session, Header(*about), command.bytes)
-                reply.done(None)
-            elif command.content:
-                reply.done(None, staging.write(command.stage, command.content))
-            else:
-                staging.abandon(command.stage)
-        except NotStaged as refusal:
-            self._outbox.answer(wire.Declined(command.call, "not_staged", str(refusal)))
+    def _stage(self, command: wire.Stage | wire.Abandon) -> None:
+        """Another engine announces a file, or does not send it."""
+        if self.receiver is None:
+            said = "this engine has no disk tier"
+            self._outbox.answer(wire.Declined(command.call, "not_staged", said))
+        elif isinstance(command, wire.Stage):
+            self.receiver.stage(command)
+        else:
+            self.receiver.abandon(command.stage)
 
     # --- turns ------------------------------------------------------------------------------------
 
@@ -215,12 +208,14 @@ class EngineCommands:
         """Try some of the verbs and turns that wait, until the round has no more time."""
         if self.hand_overs is not None:
             self.hand_overs.poll()
+        if self.receiver is not None:
+            self.receiver.poll()
         self.verbs.retry(spent)
 
     @property
     def moves(self) -> bool:
-        """Whether a session is on its way to another engine."""
-        return self.hand_overs is not None and self.hand_overs.pending > 0
+        """Whether a session is on its way to another engine, and nothing wakes the process for it."""
+        return self.hand_overs is not None and self.hand_overs.waits
 
     @property
     def reporting(self) -> bool:

@@ -37,6 +37,8 @@ from holdfast.server.link.draining import Drain
 from holdfast.server.link.hand_overs import HandOvers
 from holdfast.server.link.peers import Peers
 from holdfast.server.link.results import Outbox, stored_session
+from holdfast.server.link.secure_socket import SecureSocket
+from holdfast.server.link.snapshot_receiver import SnapshotReceiver
 from holdfast.server.link.snapshot_sender import SnapshotSender
 from holdfast.server.link.tls import client_context, server_context
 from holdfast.server.link.worker import (
@@ -141,6 +143,11 @@ class EngineHost:
         """An open session with all that API processes keep of it."""
         return stored_session(self._commands.loop, name)
 
+    def take(self, content: wire.Content, secure: SecureSocket) -> str | None:
+        """Take a connection over that brings a file, or return why it is refused."""
+        receiver = self._commands.receiver
+        return "content for an engine without a disk" if receiver is None else receiver.take(content, secure)
+
 
 class SharedWorker(Worker):
     """Joins the commands of an engine to all its API processes."""
@@ -159,6 +166,8 @@ class SharedWorker(Worker):
         self._drain_seconds = drain_seconds
         self._drained = 0.0
         self._drain: Drain | None = None
+        if commands.receiver is not None:
+            self._others.append(commands.receiver.descriptor)
         claims = commands.verbs.claims
         if claims is not None and sender is not None:
             self._others.append(sender.descriptor)
@@ -259,9 +268,12 @@ def run(model: str, engine_options: dict[str, Any], options: EngineProcessOption
     member = Membership(name, options.advertise or reachable(host, port), options.tenant_sessions)
     opened = make_options(**chosen)
     loop = open_loop(path, opened, progress, outbox, serve_early=True, member=member)
-    commands = EngineCommands(loop, outbox)
+    seconds, receiver = options.link_seconds, None
+    if loop.disk is not None:
+        receiver = SnapshotReceiver(loop.disk.staging, outbox.answer, seconds)
+    commands = EngineCommands(loop, outbox, receiver)
     about = EngineHost(commands, path, name, without_credentials(engine_options))
-    peers = Peers(bound, context, about, options.link_seconds)
+    peers = Peers(bound, context, about, seconds)
     sender = SnapshotSender(client_context(options.link_keys), about.model) if about.journal else None
     worker = SharedWorker(peers, commands, options.drain_seconds, sender)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -272,6 +284,8 @@ def run(model: str, engine_options: dict[str, Any], options: EngineProcessOption
     worker.run()
     if sender is not None:
         sender.close()
+    if receiver is not None:
+        receiver.close()
     loop.shut_down(lambda done, total: progress("spill", done, total), lambda: worker.signals > 2)
     loop.end_ranks()
     peers.close(FLUSH_SECONDS)

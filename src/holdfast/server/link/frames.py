@@ -66,6 +66,12 @@ class Frames:
         self._start = end
         return bytes(memoryview(self._held)[begin:end])
 
+    def rest(self) -> bytes:
+        """All that was not taken, which is no frame."""
+        rest = bytes(memoryview(self._held)[self._start :])
+        self._held, self._start = bytearray(), 0
+        return rest
+
 
 class FrameSocket:
     """A connected stream socket, in frames. What the other process does not take yet is kept for it.

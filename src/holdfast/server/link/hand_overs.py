@@ -71,6 +71,8 @@ class HandOvers:
         self._sender = sender
         self._polled: list[Callable[[], bool]] = []
         """What is looked at between two steps, until it returns True."""
+        self._sending: list[Callable[[], bool]] = []
+        """The same, of what the sender does: its descriptor wakes the process."""
         self.pending = 0
         """Hand-overs that have not ended."""
 
@@ -99,13 +101,15 @@ class HandOvers:
     def poll(self) -> None:
         """Look at what has come since the last call."""
         self._sender.clear()
+        sending, self._sending = self._sending, []
+        self._sending += [look for look in sending if not look()]
         polled, self._polled = self._polled, []
         self._polled += [look for look in polled if not look()]
 
     @property
     def waits(self) -> bool:
         """Whether a hand-over has to be looked at again soon, without anything that wakes the process."""
-        return bool(self._polled)
+        return self.pending > len(self._sending)
 
     # --- the steps --------------------------------------------------------------------------------
 
@@ -192,7 +196,7 @@ class HandOvers:
             self._give(each)
             return True
 
-        self._polled.append(look)
+        self._sending.append(look)
 
     def _again(self, each: HandOver) -> None:
         """A turn came meanwhile: begin again, a few times."""
@@ -253,4 +257,4 @@ class HandOvers:
             each.reply.done(None, each.bytes)
             return True
 
-        self._polled.append(look)
+        self._sending.append(look)

@@ -1,7 +1,8 @@
 """The API processes that are connected to an engine over TCP: the engine's end of their links.
 
     stranger --handshake, Greeting--> member --silence, an error, or too much unsent--> gone
-        └── another key, no TLS, another protocol or model: refused, with a line in the log
+        ├── another key, no TLS, another protocol or model: refused, with a line in the log
+    └── Content: no link; it brings a file, and is received by a thread (`snapshot_receiver`)
 
 Only members' frames are commands. A call's number has the prefix of its API process, so an answer finds its
 link without a table, and one `Step` serves a single member as it is. What one member changes is told to the
@@ -58,9 +59,6 @@ ACCEPTED_AT_ONCE = 8
 A handshake and a greeting take three reads where the network is faster than a step, so an API process is
 heard before `STRANGERS_MAX` others have come."""
 
-FILE_READS = 5
-"""Reads between two steps from an engine that sends a file: enough for one portion of it."""
-
 NEW = (wire.StartTurn, wire.OpenSession, wire.Fork, wire.Stage)
 """Commands that begin something: an engine that drains declines them."""
 
@@ -82,6 +80,9 @@ class Host(Protocol):
 
     def stored(self, name: str) -> wire.StoredSession | None:
         """An open session with all that API processes keep of it."""
+
+    def take(self, content: wire.Content, secure: SecureSocket) -> str | None:
+        """Take a connection over that brings a file, or return why it is refused."""
 
 
 class Peer:
@@ -150,7 +151,7 @@ class Peer:
         for session in self.volatile:
             yield wire.CloseSession(next(numbers), session)
         for stage in self.staged:
-            yield wire.Portion(next(numbers), stage, b"")
+            yield wire.Abandon(next(numbers), stage)
 
 
 class Peers:
@@ -269,11 +270,8 @@ class Peers:
     def _read(self, peer: Peer) -> None:
         """Hear the frames that have come: up to one that is refused, or to the end of the connection."""
         secure = peer.secure
-        for _ in range(FILE_READS if peer.staged else 1):
-            if not secure.read():
-                break
-            if peer.calls:
-                peer.silence.reset()
+        if secure.read() and peer.calls:
+            peer.silence.reset()
         closed = secure.ended
         while secure.ended is closed and (frame := secure.take()) is not None:
             try:
@@ -287,15 +285,18 @@ class Peers:
 
     def _hear(self, peer: Peer, command: wire.Command, size: int) -> None:
         if not peer.calls:
-            if isinstance(command, wire.Greeting):
-                self._greet(peer, command)
-            else:
-                peer.secure.end("the first message is not a greeting")
+            match command:
+                case wire.Greeting():
+                    self._greet(peer, command)
+                case wire.Content():
+                    self._hand_on(peer, command)
+                case _:
+                    peer.secure.end("the first message is not a greeting")
             return
         match command:
             case wire.Beat():
                 pass
-            case wire.Greeting() | wire.Configure() | wire.Stop():
+            case wire.Greeting() | wire.Content() | wire.Configure() | wire.Stop():
                 peer.secure.end(f"a message that no member may send: {command.__struct_config__.tag}")
             case wire.FetchMissed(call=call) if call >> wire.CALL_BITS == peer.calls:
                 self._fetch_missed(peer, command)
@@ -367,6 +368,14 @@ class Peers:
         for report in self._host.introduction():
             peer.secure.send(wire.encode(report))
         peer.untold = self._host.untold()
+
+    def _hand_on(self, peer: Peer, content: wire.Content) -> None:
+        """A stranger brings a file: it is no peer any more."""
+        self._forget(peer)
+        refusal = self._host.take(content, peer.secure)
+        if refusal is not None:
+            peer.secure.close()
+            self._refusals.tell(f"{peer.address}: {refusal}")
 
     # --- what goes --------------------------------------------------------------------------------
 
@@ -467,18 +476,26 @@ class Peers:
         self._answer(self._missed.tick())
         self._refusals.tick()
 
-    def _drop(self, peer: Peer, why: str) -> None:
+    def _forget(self, peer: Peer) -> bool:
+        """Look at a connection no more; False if that is so already."""
         descriptor = peer.secure.socket.fileno()
         if self._by_descriptor.pop(descriptor, None) is None:
-            return
+            return False
         self._poll.unregister(descriptor)
         self._wants_room.discard(descriptor)
+        if peer.calls:
+            del self._members[peer.calls]
+        else:
+            del self._strangers[descriptor]
+        return True
+
+    def _drop(self, peer: Peer, why: str) -> None:
+        if not self._forget(peer):
+            return
         peer.secure.close()
         if not peer.calls:
-            del self._strangers[descriptor]
             self._refusals.tell(f"{peer.address}: {why}")
             return
-        del self._members[peer.calls]
         self._answer(self._missed.gone(peer.calls))
         fields = {"address": peer.address, "turns": len(peer.turns)}
         told = log.debug if peer.engine else log.warning

@@ -3,6 +3,10 @@
 `read` takes what the network has, `take` gives the frames in it, `send` encrypts a frame and keeps what the
 network does not take. The first reads are the handshake. What fails ends the socket with a reason for the
 log; nothing that came before the end of the handshake is a frame. `peers.py` has one for each connection.
+
+A connection may go on as plain bytes for a thread that waits for them (`SecureBytes`). TLS is read a record
+of 16 KiB at a time; the network is read in larger pieces, since two system calls for each record cost as much
+as its decryption.
 """
 
 from __future__ import annotations
@@ -12,10 +16,11 @@ import ssl
 import struct
 import time
 from contextlib import suppress
+from typing import Any
 
 from holdfast.server.link.frames import READ_BYTES, Frames, framed
 
-__all__ = ["FRAME_MAX", "BoundedFrames", "FrameTooLong", "SecureSocket", "set_timeouts"]
+__all__ = ["FRAME_MAX", "BoundedFrames", "FrameTooLong", "SecureBytes", "SecureSocket", "set_timeouts"]
 
 FRAME_MAX = 256 << 20
 """The longest frame that an end of a link over TCP accepts, in bytes."""
@@ -132,6 +137,12 @@ class SecureSocket:
             self.end(error.strerror or str(error))
         return not self._unsent
 
+    def release(self, seconds: float) -> SecureBytes:
+        """The rest of the connection as bytes, whose reader waits `seconds` for each piece; it ends here."""
+        rest = SecureBytes(self.socket, self._tls, self._came, self.frames.rest(), seconds)
+        self.end("it goes on without frames")
+        return rest
+
     def end(self, why: str) -> None:
         """The connection is of no more use."""
         if self.ended is None:
@@ -149,6 +160,59 @@ class SecureSocket:
             self.flush(self._goes.read())
         self.end("closed")
         self.socket.close()
+
+
+class SecureBytes:
+    """The rest of a connection in plain bytes, for one thread that waits."""
+
+    def __init__(
+        self,
+        connected: socket.socket,
+        tls: ssl.SSLObject,
+        came: ssl.MemoryBIO,
+        begun: bytes,
+        seconds: float,
+    ) -> None:
+        """`begun` are bytes that were read already."""
+        connected.settimeout(seconds)
+        self._socket = connected
+        self._tls: Any = tls  # Its `read` is typed without a buffer.
+        self._came = came
+        self._begun = memoryview(begun)
+        self._raw = memoryview(bytearray(READ_BYTES))
+
+    def fill(self, place: memoryview) -> int:
+        """Fill a buffer: with fewer bytes than it has at the end of the connection alone.
+
+        Raises `OSError` if the connection fails, or is silent for too long.
+        """
+        done = len(self._begun[: len(place)])
+        place[:done] = self._begun[:done]
+        self._begun = self._begun[done:]
+        while done < len(place):
+            try:
+                while done < len(place):
+                    count = self._tls.read(len(place) - done, place[done:])
+                    if not count:
+                        return done
+                    done += count
+            except ssl.SSLZeroReturnError:
+                return done
+            except ssl.SSLWantReadError:
+                count = self._socket.recv_into(self._raw)
+                if not count:
+                    return done
+                self._came.write(self._raw[:count])
+        return done
+
+    def break_off(self) -> None:
+        """Let the thread's wait end, from another thread."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection, once the thread has ended."""
+        self._socket.close()
 
 
 def reason_of(error: ssl.SSLError) -> str:

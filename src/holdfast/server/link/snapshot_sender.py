@@ -1,13 +1,14 @@
 """Sends sessions' memory to other engines: a thread with a link to each, as an API process has one.
 
     Greeting --> Welcome, Pulse     which engine it is, and how much room it has
-    Stage --> Done                  a snapshot file is announced; Declined if the engine cannot use it
-    Portion … --> Done …            its content; the answer to the last says that the file is complete
+    Stage --> Done(token)           a snapshot file is announced; Declined if the engine cannot use it
+    Content(token), bytes …         its content, over a connection of its own
+    --> Done                        on the link: the file is complete
     Claim --> Done                  the session is that engine's by now
 
 The thread reads the file and waits for the network; the engine's loop only looks whether a job is done
 (`Future`), and is woken by a descriptor. A link that fails fails its job, and the next job makes another. The
-other engine writes portions between its steps. Used by `hand_overs`.
+other end of a transfer is `snapshot_receiver`. Used by `hand_overs`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import secrets
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -35,9 +37,14 @@ __all__ = ["SendFailed", "SnapshotSender"]
 
 log = logging.getLogger("holdfast.engine")
 
-PORTION_BYTES = 1 << 20
+READ_BYTES = 1 << 20
+"""Bytes of a file that are read, encrypted and sent at a time."""
+
 SECONDS = 10.0
-"""How long the other engine may say nothing."""
+"""How long the other engine may say nothing, or take nothing."""
+
+BEAT_SECONDS = 0.5
+"""How often an engine is told that its link is still used, while it receives a file."""
 
 Answer = TypeVar("Answer")
 
@@ -46,22 +53,27 @@ class SendFailed(RuntimeError):
     """The other engine was not reached, or declined; the message says why."""
 
 
+def connect(address: str, context: ssl.SSLContext) -> ssl.SSLSocket:
+    """A connection to an engine, after the handshake."""
+    host, port = split_address("advertise", address)
+    plain = socket.create_connection((host, port), SECONDS)
+    set_timeouts(plain, SECONDS)
+    try:
+        return context.wrap_socket(plain)
+    except BaseException:
+        plain.close()
+        raise
+
+
 class EngineLink:
     """A link to one engine, with waiting."""
 
     def __init__(self, address: str, context: ssl.SSLContext, model: str) -> None:
-        host, port = split_address("advertise", address)
         self.pulse: wire.Pulse | None = None
         self._frames = BoundedFrames()
         self._numbers = itertools.count(1)
         self._prefix = 1 + secrets.randbelow((1 << (63 - wire.CALL_BITS)) - 1)
-        plain = socket.create_connection((host, port), SECONDS)
-        set_timeouts(plain, SECONDS)
-        try:
-            self._socket = context.wrap_socket(plain)
-        except BaseException:
-            plain.close()
-            raise
+        self._socket = connect(address, context)
         try:
             self._greet(model, address)
         except BaseException:
@@ -215,16 +227,31 @@ class SnapshotSender:
             call = link.number()
             fields = (header.model, header.layout, header.length, header.tokens, header.types)
             link.post(wire.Stage(call, session, *fields, size))
-            link.answer(call)
-            done, last = 0, call
-            while done < size:
-                portion = os.pread(descriptor, min(PORTION_BYTES, size - done), done)
-                if not portion:
-                    raise SendFailed("the file is shorter than it was")
-                last = link.number()
-                link.post(wire.Portion(last, call, portion))
-                done += len(portion)
-            return bool(link.answer(last).answer)
+            content = wire.Content(link.number(), str(link.answer(call).answer))
+            try:
+                with connect(address, self._context) as connection:
+                    connection.sendall(framed(wire.encode(content)))
+                    send_file(connection, descriptor, size, link)
+                    return bool(link.answer(content.call).answer)
+            except OSError:
+                link.answer(content.call)  # It says why, if the other engine ended the transfer.
+                raise
         except Exception:
             self._drop(address)
             raise
+
+
+def send_file(connection: ssl.SSLSocket, descriptor: int, size: int, link: EngineLink) -> None:
+    """Send the first `size` bytes of a file, and let nothing follow; keep the link alive meanwhile."""
+    buffer = memoryview(bytearray(min(READ_BYTES, size)))
+    done, beaten = 0, time.monotonic()
+    while done < size:
+        count = os.preadv(descriptor, [buffer[: size - done]], done)
+        if not count:
+            raise SendFailed("the file is shorter than it was")
+        connection.sendall(buffer[:count])
+        done += count
+        if time.monotonic() - beaten > BEAT_SECONDS:
+            beaten = time.monotonic()
+            link.post(wire.Beat())
+    connection.shutdown(socket.SHUT_WR)

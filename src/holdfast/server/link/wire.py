@@ -17,14 +17,15 @@ from holdfast.server.dialects import wire_fields
 from holdfast.server.link import cluster_wire, turn_wire
 
 SamplingFields = wire_fields.SamplingFields
+Abandon = cluster_wire.Abandon
 Claim = cluster_wire.Claim
+Content = cluster_wire.Content
 Drain = cluster_wire.Drain
 FetchMissed = cluster_wire.FetchMissed
 GiveMissed = cluster_wire.GiveMissed
 HandOver = cluster_wire.HandOver
 KeepMissed = cluster_wire.KeepMissed
 Missed = cluster_wire.Missed
-Portion = cluster_wire.Portion
 Stage = cluster_wire.Stage
 
 AnswerEvent = turn_wire.AnswerEvent
@@ -45,7 +46,7 @@ TopLogprob = turn_wire.TopLogprob
 
 Token = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
-PROTOCOL = 4
+PROTOCOL = 5
 """The version of these messages; over TCP both ends must have the same."""
 
 CALL_BITS = 36
@@ -330,10 +331,7 @@ class Elsewhere(msgspec.Struct, tag="elsewhere", frozen=True):
 
 
 class Unable(msgspec.Struct, tag="unable", frozen=True):
-    """The engine cannot start; `message` says why. A retry would fail as well.
-
-    `model`: the model's files cannot be used; otherwise an option is wrong.
-    """
+    """The engine cannot start, nor with a retry: `message` says why. `model`: its files, not an option."""
 
     message: str
     model: bool = False
