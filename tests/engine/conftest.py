@@ -50,8 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if hasattr(item, "callspec") and item.get_closest_marker("soak") is None:
             tests.setdefault((item.path, item.originalname), []).append(item)
     for (_, name), cases in tests.items():
-        pairs = cases[0].get_closest_marker("each_pair") is None
-        for number in left_out(name, [case.callspec.params for case in cases], pairs):
+        for number in left_out(name, [case.callspec.params for case in cases]):
             cases[number].add_marker(pytest.mark.soak)
 
 

@@ -18,7 +18,7 @@ MODELS = frozenset({*CONFIGURATIONS, *WINDOWED})
 Values = tuple[str, ...]
 
 
-def left_out(name: str, cases: Sequence[Mapping[str, object]], models_in_turn: bool) -> set[int]:
+def left_out(name: str, cases: Sequence[Mapping[str, object]]) -> set[int]:
     """The numbers of the cases of a test that are left out; a case is the value of each parameter.
 
     Which turn is first differs from test to test.
@@ -28,7 +28,7 @@ def left_out(name: str, cases: Sequence[Mapping[str, object]], models_in_turn: b
     places: dict[Values, list[int]] = {}
     for number, case in enumerate(cases):
         places.setdefault(tuple(f"{case[column]}" for column in columns), []).append(number)
-    kept = list(_models_in_turn(first, list(places)) if models_in_turn else places)
+    kept = _models_in_turn(first, list(places))
     omitted = {number for place in places.keys() - set(kept) for number in places[place]}
     if OVERLAP in cases[0] and len(places) > 1:
         twins = {place: places[place] for place in kept if len(places[place]) == 2}

@@ -16,8 +16,8 @@ def matrix(**columns: Sequence[object]) -> list[dict[str, object]]:
     return [dict(zip(columns, values, strict=True)) for values in product(*columns.values())]
 
 
-def kept(name: str, cases: list[dict[str, object]], models_in_turn: bool = True) -> list[tuple[object, ...]]:
-    omitted = left_out(name, cases, models_in_turn)
+def kept(name: str, cases: list[dict[str, object]]) -> list[tuple[object, ...]]:
+    omitted = left_out(name, cases)
     return [tuple(case.values()) for number, case in enumerate(cases) if number not in omitted]
 
 
@@ -54,16 +54,13 @@ def test_values_that_come_together_hide_no_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cases", "models_in_turn"),
+    "cases",
     [
-        (matrix(model=MODELS[:2], value=range(3)), False),  # Marked `each_pair`.
-        (matrix(model=MODELS), True),  # Nothing else to take turns over.
-        (matrix(overlap=[False, True]), True),
-        (matrix(model=MODELS[:2], draft=MODELS[:2]), True),  # Two models in one test.
-        (matrix(model=MODELS[:2], value=range(3))[1:], True),  # Not a whole matrix.
+        matrix(model=MODELS),  # Nothing else to take turns over.
+        matrix(overlap=[False, True]),
+        matrix(model=MODELS[:2], draft=MODELS[:2]),  # Two models in one test.
+        matrix(model=MODELS[:2], value=range(3))[1:],  # Not a whole matrix.
     ],
 )
-def test_where_nothing_can_take_turns_all_cases_run(
-    cases: list[dict[str, object]], models_in_turn: bool
-) -> None:
-    assert left_out("any", cases, models_in_turn) == set()
+def test_where_nothing_can_take_turns_all_cases_run(cases: list[dict[str, object]]) -> None:
+    assert left_out("any", cases) == set()
