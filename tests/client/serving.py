@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from holdfast.client import Client
+from tests.plain import NO_TLS
 from tests.preloaded import commands
 
 READY = re.compile(r"Holdfast serves (\S+) on (http://\S+)")
@@ -55,9 +56,8 @@ def _address(process: subprocess.Popen[str], log: Path) -> str:
 def assert_nothing_is_held(client: Client) -> None:
     """No session is open, no unit is held by one, and the audit has found nothing."""
     assert client.sessions() == []
-    httpx.post(
-        f"{client.url}/flush_cache"
-    ).raise_for_status()  # Chats that were sent whole have hidden sessions.
+    # Chats that were sent whole have hidden sessions.
+    httpx.post(f"{client.url}/flush_cache", verify=NO_TLS).raise_for_status()
     report = client.memory()
     assert report["findings"] == []
     for pool in report["pools"]:

@@ -1,6 +1,7 @@
 """The parts of the client that talk to nobody: events, retries, calls, errors and realtime bookkeeping."""
 
 import json
+import ssl
 
 import pytest
 
@@ -33,6 +34,7 @@ from holdfast.client.dialogue import Dialogue, RealtimeEvent
 from holdfast.client.errors import error_from_body, error_from_response
 from holdfast.client.retry import Attempts
 from holdfast.client.stream import Event, EventDecoder, TurnReader
+from holdfast.client.transport import Transport
 from holdfast.server.http.problems import TYPE_OF_STATUS
 from tests.client.scripted import delta, done, result, spoken
 
@@ -369,6 +371,18 @@ def test_a_conflict_is_tried_again_only_with_an_attempt_of_ones_own() -> None:
 )  # fmt: skip
 def test_addresses(given: str, meant: str) -> None:
     assert calls.base_url(given) == meant
+
+
+def test_clients_share_what_they_trust() -> None:
+    first, second = (Transport("https://a", None, AT_ONCE, 1.0) for _ in range(2))
+    plain = Transport("http://a", None, AT_ONCE, 1.0)
+    trusted, nobody = first.settings["verify"], plain.settings["verify"]
+    assert second.settings["verify"] is trusted
+    assert trusted.cert_store_stats()["x509_ca"] > 0
+    assert nobody.cert_store_stats()["x509_ca"] == 0
+    assert trusted.verify_mode == nobody.verify_mode == ssl.CERT_REQUIRED
+    for each in (first, second, plain):
+        each.http.close()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests.cluster.cutting import Proxy
 from tests.cluster.test_serving import engine_ids, kill, retried, rounds
 from tests.databases import run_sql, shared_cluster
 from tests.models.small import conversation, write_small_model
+from tests.plain import NO_TLS
 from tests.preloaded import commands
 from tests.server.apart import Apart, EngineProcess, until
 from tests.server.apart import Proxy as PortProxy
@@ -306,7 +307,7 @@ def test_hostile_bodies_are_refused_and_nothing_moves(apart: Apart) -> None:
     home = shared.of(name)
     for body in (*(json.dumps(each).encode() for each in HOSTILE), *RAW):
         for path in ("move", "drain"):
-            answer = httpx.post(f"{api.url}/v1/cluster/{path}", content=body, timeout=30)
+            answer = httpx.post(f"{api.url}/v1/cluster/{path}", content=body, timeout=30, verify=NO_TLS)
             assert answer.status_code in (400, 404, 422), (path, body[:80], answer.text)
             assert answer.json()["error"]["message"]
     assert (shared.of(name), api.say(name, "two")["text"]) == (home, "two")

@@ -1,6 +1,5 @@
 """Tiny models of a dense and a hybrid family, made once a session, and few threads."""
 
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar, cast
@@ -8,6 +7,7 @@ from typing import TypeVar, cast
 import pytest
 
 from holdfast.engine.engine import Engine
+from tests.engine.cover import left_out
 from tests.engine.tiny import CONFIGURATIONS, WINDOWED, tiny_engine, write_model
 from tests.few_threads import few_threads
 
@@ -42,37 +42,16 @@ class Make:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Cases that run with and without overlap do so in turn in `make test`; `make soak` has the others.
-
-    Each model, and each value of another parameter, is still seen by the test; which turn is first differs
-    from test to test.
-    """
+    """In `make test` models take turns over the other parameters, and cases over overlap (`cover`)."""
     tests: dict[tuple[Path, str], list[pytest.Function]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and item.path.parent == FOLDER and hasattr(item, "callspec"):
+        if not isinstance(item, pytest.Function) or item.path.parent != FOLDER:
+            continue
+        if hasattr(item, "callspec") and item.get_closest_marker("soak") is None:
             tests.setdefault((item.path, item.originalname), []).append(item)
     for (_, name), cases in tests.items():
-        for case in in_turn(name, cases):
-            case.add_marker(pytest.mark.soak)
-
-
-def in_turn(name: str, cases: list[pytest.Function]) -> Iterator[pytest.Function]:
-    """The cases of a test that are left out: of two that differ in `overlap` alone, one or the other."""
-    ranks: dict[str, dict[str, int]] = {}
-    twins: dict[tuple[int, ...], dict[object, pytest.Function]] = {}
-    for case in cases:
-        others = {key: f"{value}" for key, value in case.callspec.params.items() if key != "overlap"}
-        if len(others) == len(case.callspec.params):
-            return
-        place = tuple(
-            ranks.setdefault(key, {}).setdefault(value, len(ranks[key])) for key, value in others.items()
-        )
-        twins.setdefault(place, {})[case.callspec.params["overlap"]] = case
-    for place, both in twins.items():
-        if len(both) == 2 and len(twins) > 1:
-            different = {tuple(each[column] for each in twins): column for column in range(len(place))}
-            turn = zlib.crc32(name.encode()) + sum(place[column] for column in different.values())
-            yield list(both.values())[turn % 2]
+        for number in left_out(name, [case.callspec.params for case in cases]):
+            cases[number].add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(scope="session")

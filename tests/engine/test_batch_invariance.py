@@ -25,7 +25,7 @@ from tests.models.small import (
     write_small_model,
 )
 
-CONVERSATIONS = 12
+CONVERSATIONS = 8
 TURNS = 3
 SAID = 16
 SIZES = {"kv_tokens": 16384, "window_tokens": 8192, "state_slots": 128, "max_running": 32}

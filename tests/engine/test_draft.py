@@ -1,6 +1,6 @@
 """A draft model changes nothing but the number of steps: the same tokens, no memory lost."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,18 +29,27 @@ def steps(engine: Engine) -> int:
     return engine.loop.scheduler.registry.ledger.step
 
 
+def beside(engine: Engine, prompts: list[list[int]], samplings: Sequence[Sampling]) -> list[list[int]]:
+    """What is said after each prompt with each sampling, all of it at once."""
+    sessions = [(engine.session(), prompt, each) for prompt in prompts for each in samplings]
+    turns = [session.say(prompt, each) for session, prompt, each in sessions]
+    said = [turn.token_ids for turn in turns]
+    for session, _, _ in sessions:
+        session.close()
+    return said
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_tokens_are_the_same(tmp_path: Path, target: str, draft: str, overlap: bool) -> None:
     plain, drafting = pair(tmp_path, target, draft, overlap=overlap)
     prompts = [PROMPT, [5, 6, 7, 8, 5, 6, 7], [30, 31] * 10]
-    for sampling in (
+    samplings = (
         greedy(40),
         Sampling(max_tokens=40, temperature=0.7, top_p=0.9, seed=5, ignore_eos=True),
         Sampling(max_tokens=40, temperature=1.0, min_p=0.05, logit_bias={40: 3.0}, seed=6, ignore_eos=True),
-    ):
-        expected = [result.token_ids for result in plain.generate(prompts, sampling)]
-        assert [result.token_ids for result in drafting.generate(prompts, sampling)] == expected
+    )
+    assert beside(drafting, prompts, samplings) == beside(plain, prompts, samplings)
     counters = drafting.loop.scheduler.registry.counters
     assert counters.drafted_tokens > 100
     assert drafting.audit() == []

@@ -20,8 +20,9 @@ from tests.engine.drafting import PROMPT, drafting_engine, write_draft
 from tests.engine.heads import mtp_engine, write_qwen
 from tests.engine.tiny import tiny_engine, write_model
 
-DRAWS, ROWS, CHOICES = 600, 12, 4
+DRAWS, ROWS, CHOICES = 600, 60, 4
 HEAT = 0.8
+ROOM: dict[str, object] = {"max_running": ROWS, "state_slots": 4 * ROWS, "draft_tokens": 8192}
 
 
 def expected_after(plain: Engine, history: list[int]) -> dict[int, float]:
@@ -83,10 +84,10 @@ def excess(plain: Engine, prompt: list[int], said: list[list[int]]) -> tuple[flo
 def test_the_distribution_is_the_targets(tmp_path: Path, target: str, draft: str) -> None:
     if draft == "mtp":
         path = write_qwen(tmp_path / target, target)
-        plain, engine = tiny_engine(path, load_format="auto"), mtp_engine(path)
+        plain, engine = tiny_engine(path, load_format="auto"), mtp_engine(path, **ROOM)
     else:
         path = write_model(tmp_path / target, target)
-        plain, engine = tiny_engine(path), drafting_engine(path, write_draft(tmp_path, draft))
+        plain, engine = tiny_engine(path), drafting_engine(path, write_draft(tmp_path, draft), **ROOM)
     said = draw(engine, PROMPT[:20])
     counters = engine.loop.scheduler.registry.counters
     assert 0 < counters.accepted_tokens < counters.drafted_tokens, "some are accepted, some are not"
@@ -105,7 +106,7 @@ def test_a_rule_that_accepts_every_draft_is_found(tmp_path: Path, monkeypatch: p
         return row_result(row, stream, [*drafts, *sampled[len(drafts) :]], logprobs, first)  # type: ignore[arg-type]
 
     path = write_model(tmp_path / "llama", "llama")
-    plain, engine = tiny_engine(path), drafting_engine(path, write_draft(tmp_path))
+    plain, engine = tiny_engine(path), drafting_engine(path, write_draft(tmp_path), **ROOM)
     monkeypatch.setattr(executor, "row_result", careless)
     said = draw(engine, PROMPT[:20])
     monkeypatch.undo()

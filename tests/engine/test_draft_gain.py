@@ -90,9 +90,9 @@ def test_a_draft_model_that_is_never_right_is_switched_off(
 
     monkeypatch.setattr(DraftPasses, "run", contrary)
     session, counters = engine.session(), engine.loop.scheduler.registry.counters
-    session.say(PROMPT, greedy(400)).wait()
+    session.say(PROMPT, greedy(180)).wait()
     acceptance = proposer.records[session.id].acceptance
-    assert counters.drafted_tokens < 200 and acceptance.rests >= 3
+    assert counters.drafted_tokens < 120 and acceptance.rests >= 3
     assert counters.accepted_tokens == 0
     drafted = counters.drafted_tokens
     session.say([7], greedy(REST_FIRST)).wait()
@@ -102,7 +102,7 @@ def test_a_draft_model_that_is_never_right_is_switched_off(
     other.say(PROMPT, greedy(40)).wait()
     assert counters.accepted_tokens > 20 and not proposer.records[other.id].acceptance.rests
     accepted = counters.accepted_tokens
-    session.say([8], greedy(500)).wait()
+    session.say([8], greedy(250)).wait()
     assert counters.accepted_tokens - accepted > 50, "it was tried again, and pays now"
     assert proposer.resting == 0
     engine.close()

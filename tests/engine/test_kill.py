@@ -166,8 +166,8 @@ def test_nothing_that_was_acknowledged_is_lost(
     dice = random.Random(family)
     deaths = DEATHS[family, store]
     for seed, point in enumerate(deaths):
-        graveyard.kill_one(seed, point, dice.randint(40, 90))
-    assert graveyard.acknowledged > 40 * len(deaths) // 2
+        graveyard.kill_one(seed, point, dice.randint(20, 45))
+    assert graveyard.acknowledged > 20 * len(deaths) // 2
     assert graveyard.begun > 0, "somebody died in the middle of something"
     recover(graveyard)
 

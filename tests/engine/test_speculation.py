@@ -122,20 +122,20 @@ def test_turns_stops_and_interruptions_with_guesses(tmp_path: Path) -> None:
 )
 def test_distribution_of_sampled_tokens(tmp_path: Path, family: str) -> None:
     """Chi-squared over many seeds: what is said with right and wrong guesses is distributed as without."""
-    plain, guessing = engines(tmp_path, family)
-    draws = 400
+    draws, rows = 400, 40
+    plain, guessing = engines(tmp_path, family, max_running=rows, state_slots=4 * rows)
     likely = plain.generate([REPEATING[:30]], greedy(8))[0].token_ids
     made = propose_half_right(guessing, dict.fromkeys(range(10_000, 10_000 + draws), likely))
     counts: list[Counter[int]] = []
     for engine, first in ((plain, 0), (guessing, 10_000)):
         tokens: Counter[int] = Counter()
-        for seed in range(first, first + draws, 8):
+        for seed in range(first, first + draws, rows):
             turns = [
                 engine.session().say(
                     REPEATING[:30],
                     Sampling(max_tokens=6, temperature=1.0, top_k=4, seed=seed + row, ignore_eos=True),
                 )
-                for row in range(8)
+                for row in range(rows)
             ]
             tokens.update(turn.token_ids[place] for turn in turns for place in (1, 2))
             engine.close()

@@ -384,7 +384,7 @@ def play(
 def test_transcripts_are_the_same_whatever_happens(
     family_of: Callable[[str], tuple[Path, Reference]], tmp_path_factory: pytest.TempPathFactory, family: str
 ) -> None:
-    play(family_of, tmp_path_factory, family, 6)
+    play(family_of, tmp_path_factory, family, 4)
 
 
 @pytest.mark.soak

@@ -19,6 +19,7 @@ import httpx
 
 from tests.hostile import demands
 from tests.hostile.raw import family_of
+from tests.plain import NO_TLS
 from tests.server.serving import Server
 
 T = TypeVar("T")
@@ -43,7 +44,11 @@ class Neighbour:
         self._leaving = threading.Event()
         self._news = threading.Condition()
         self._http = httpx.Client(
-            base_url=server.url, timeout=demands.ANSWER_SECONDS, headers=headers, trust_env=False
+            base_url=server.url,
+            timeout=demands.ANSWER_SECONDS,
+            headers=headers,
+            trust_env=False,
+            verify=NO_TLS,
         )
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 

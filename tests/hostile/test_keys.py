@@ -13,6 +13,7 @@ from tests.hostile import demands
 from tests.hostile.conftest import ROOM, Serve, started
 from tests.hostile.neighbours import Watch
 from tests.hostile.raw import ask, handshake, head
+from tests.plain import NO_TLS
 from tests.server.serving import ADMIN_KEY, Server
 
 pytestmark = pytest.mark.soak
@@ -147,7 +148,7 @@ def test_strangers_do_not_hold_up_those_who_have_keys(keyed: Keyed) -> None:
     server.http.headers.update(ANN)
 
     def attack() -> int:
-        with httpx.Client(base_url=server.url, timeout=demands.ANSWER_SECONDS) as http:
+        with httpx.Client(base_url=server.url, timeout=demands.ANSWER_SECONDS, verify=NO_TLS) as http:
             for number in range(500):
                 key = {"authorization": f"Bearer nobody-{number}"}
                 assert http.get("/v1/models", headers=key).status_code == 401

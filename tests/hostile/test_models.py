@@ -13,6 +13,7 @@ import pytest
 from tests.hostile import demands
 from tests.hostile.conftest import Serve
 from tests.hostile.neighbours import Watch
+from tests.plain import NO_TLS
 from tests.preloaded.commands import run
 
 pytestmark = pytest.mark.soak
@@ -131,7 +132,7 @@ def test_a_template_that_explodes_harms_one_request(
     boom = {"messages": [{"role": "user", "content": "boom"}], "max_tokens": 2}
 
     def attack() -> list[int]:
-        with httpx.Client(base_url=server.url, timeout=demands.ANSWER_SECONDS) as http:
+        with httpx.Client(base_url=server.url, timeout=demands.ANSWER_SECONDS, verify=NO_TLS) as http:
             return [http.post("/v1/chat/completions", json=boom).status_code for _ in range(3)]
 
     with Watch(server, growth_bytes=4 * demands.GROWTH_BYTES) as watch:
@@ -160,7 +161,7 @@ def test_many_exploding_requests_leave_room_for_others(
     with Watch(server, growth_bytes=4 * demands.GROWTH_BYTES) as watch:
 
         def attack() -> float:
-            clients = [httpx.Client(base_url=server.url, timeout=0.5) for _ in range(12)]
+            clients = [httpx.Client(base_url=server.url, timeout=0.5, verify=NO_TLS) for _ in range(12)]
             for http in clients:
                 try:
                     http.post(

@@ -8,6 +8,7 @@ import pytest
 
 from tests.hostile import demands
 from tests.hostile.neighbours import Watch
+from tests.plain import NO_TLS
 from tests.server.serving import Server
 from tests.server.talking import Talk
 
@@ -68,7 +69,7 @@ def sent_together(server: Server, path: str, body: bytes, count: int) -> list[ht
     """The same request again and again, on one connection after another."""
     answers = []
     for _ in range(count):
-        with httpx.Client(base_url=server.url, timeout=demands.ANSWER_SECONDS) as http:
+        with httpx.Client(base_url=server.url, timeout=demands.ANSWER_SECONDS, verify=NO_TLS) as http:
             answers.append(http.post(path, content=body, headers={"content-type": "application/json"}))
     return answers
 
@@ -137,7 +138,7 @@ def test_a_system_text_is_kept_only_within_the_context(echo: Server) -> None:
 
     def attack() -> list[int]:
         statuses = []
-        with httpx.Client(base_url=echo.url, timeout=demands.ANSWER_SECONDS) as http:
+        with httpx.Client(base_url=echo.url, timeout=demands.ANSWER_SECONDS, verify=NO_TLS) as http:
             for number in range(60):
                 body = {"id": f"fat-{number}", "system": "s" * 4_000_000}
                 statuses.append(http.post("/v1/sessions", json=body).status_code)

@@ -13,6 +13,7 @@ import pytest
 from tests.hostile import demands
 from tests.hostile.conftest import ROOM, Serve
 from tests.hostile.neighbours import Watch, engine_pid
+from tests.plain import NO_TLS
 from tests.server.serving import Server
 
 pytestmark = pytest.mark.soak
@@ -76,7 +77,7 @@ def race(server: Server, verbs: list[list[str]]) -> Counter[tuple[str, int]]:
     def run(number: int) -> Counter[tuple[str, int]]:
         chance = random.Random(number)
         counted: Counter[tuple[str, int]] = Counter()
-        with httpx.Client(base_url=server.url, timeout=demands.ANSWER_SECONDS) as http:
+        with httpx.Client(base_url=server.url, timeout=demands.ANSWER_SECONDS, verify=NO_TLS) as http:
             for verb in verbs[number]:
                 counted[verb, asked(http, verb, chance.choice(NAMES))] += 1
         return counted
@@ -108,7 +109,7 @@ def test_abort_all_leaves_nobody_without_an_answer(verb: str, echo_host: Server)
     """Calls that may wait for the session's memory or for its turn, and `abort_all` in the midst of them."""
     with (
         ThreadPoolExecutor(8) as threads,
-        httpx.Client(base_url=echo_host.url, timeout=demands.ANSWER_SECONDS) as http,
+        httpx.Client(base_url=echo_host.url, timeout=demands.ANSWER_SECONDS, verify=NO_TLS) as http,
     ):
         asked(http, "open", "one")
         for _ in range(6):
@@ -142,7 +143,7 @@ def test_the_same_turn_at_once_is_carried_out_once(serve: Serve, tmp_path: Path)
         barrier = threading.Barrier(8)
 
         def say(turn: str, barrier: threading.Barrier = barrier) -> httpx.Response:
-            with httpx.Client(base_url=server.url, timeout=demands.ANSWER_SECONDS) as http:
+            with httpx.Client(base_url=server.url, timeout=demands.ANSWER_SECONDS, verify=NO_TLS) as http:
                 barrier.wait()
                 body = {"input": f"word {turn}", "turn_id": turn}
                 return http.post("/v1/sessions/one/turns", json=body)
@@ -178,13 +179,13 @@ def test_listings_do_not_hold_up_the_model(echo: Server) -> None:
     sessions, listings, clients = 2000, 160, 8
 
     def fill() -> None:
-        with httpx.Client(base_url=echo.url, timeout=demands.ANSWER_SECONDS) as http:
+        with httpx.Client(base_url=echo.url, timeout=demands.ANSWER_SECONDS, verify=NO_TLS) as http:
             for number in range(sessions):
                 assert http.post("/v1/sessions", json={"id": f"idle-{number}"}).status_code == 201
 
     def attack() -> int:
         def ask_again(number: int) -> int:
-            with httpx.Client(base_url=echo.url, timeout=demands.ANSWER_SECONDS) as http:
+            with httpx.Client(base_url=echo.url, timeout=demands.ANSWER_SECONDS, verify=NO_TLS) as http:
                 for _ in range(listings // clients):
                     path = "/v1/sessions" if number % 2 else "/v1/memory"
                     assert http.get(path).status_code == 200

@@ -1,13 +1,16 @@
 """The C kernels against torch, compiled for each kind of processor."""
 
 import ctypes
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 from holdfast.kernels import attend, build_batch, configure
+from holdfast.kernels.compiled import keep, kept
 from holdfast.kernels.cpu import library, matrix, sampling
 from holdfast.kernels.cpu.packing import eight_bit, pack_matrix
 from holdfast.kernels.quantised import Codes, QuantisedWeight
@@ -268,6 +271,30 @@ def test_a_file_that_was_half_written_is_compiled_again(cache: Path, monkeypatch
     again = library.compiled(("-DHOLDFAST_PORTABLE",))
     assert again == whole and again.stat().st_size == size
     assert library.calculates(library.load(again))
+
+
+def test_who_starts_together_compiles_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the lock with a descriptor of its own, as processes do."""
+    made: list[Path] = []
+    together = threading.Barrier(4)
+
+    def compile_one(command: list[str], target: Path) -> None:
+        made.append(target)
+        keep(target, b"compiled")
+
+    def kept_at_first(target: Path) -> bytes | None:
+        found = kept(target)
+        if threading.current_thread() not in seen:
+            seen.add(threading.current_thread())
+            together.wait(60)
+        return found
+
+    seen: set[threading.Thread] = set()
+    monkeypatch.setattr(library, "_compile", compile_one)
+    monkeypatch.setattr(library, "kept", kept_at_first)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(library.compiled, [("-DHOLDFAST_PORTABLE",)] * 4))
+    assert made == found[:1] == list(set(found))
 
 
 def test_kernels_that_calculate_wrongly_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

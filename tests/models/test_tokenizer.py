@@ -265,6 +265,17 @@ def test_templates_have_what_they_expect() -> None:
     assert rendered == '{"role": "user", "content": "<é>"}<s>412---!'
 
 
+def test_a_template_is_compiled_once_and_keeps_nothing() -> None:
+    source = (
+        "{% set seen = namespace(count=0) %}{% for m in messages %}{% set seen.count = seen.count + 1 %}"
+        "{{ bos_token }}{{ seen.count }}{{ m.content }}{% endfor %}"
+    )
+    first, second = ChatTemplate(source, {"bos_token": "a"}), ChatTemplate(source, {"bos_token": "b"})
+    assert first._template is second._template
+    messages = [{"role": "user", "content": "x"}]
+    assert [each.render(messages) for each in (first, second, first)] == ["a1x", "b1x", "a1x"]
+
+
 def gguf_metadata(**changes: object) -> Fields:
     encoder = train("bytes")
     vocabulary = sorted(encoder.get_vocab().items(), key=lambda item: item[1])

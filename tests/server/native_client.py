@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from tests.plain import NO_TLS
 from tests.server.serving import Server
 
 GREEDY = {"temperature": 0}
@@ -22,7 +23,7 @@ class Running:
         self.status: int | None = None
         self.text = ""
         self._dropped = False
-        self._http = httpx.Client(base_url=server.url, headers=headers, timeout=60)
+        self._http = httpx.Client(base_url=server.url, headers=headers, timeout=60, verify=NO_TLS)
         self._body = body
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()

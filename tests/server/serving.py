@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from tests.plain import NO_TLS
 from tests.preloaded import commands
 
 READY = re.compile(r"Holdfast serves \S+ on (http://\S+)")
@@ -62,7 +63,7 @@ class Server:
         found = [match for line in self.lines if (match := READY.search(line))]
         assert found, "\n".join(["the server ended:", *self.lines])
         self.url = found[0][1]
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.http = httpx.Client(base_url=self.url, timeout=60, verify=NO_TLS)
 
     def _read(self) -> None:
         assert self.process.stdout is not None

@@ -11,6 +11,7 @@ import httpx
 
 from holdfast.engine.durable.stores import read_sessions
 from tests.databases import shared_cluster
+from tests.plain import NO_TLS
 from tests.server.apart import SMALL, Apart, EngineProcess
 from tests.server.serving import Server
 
@@ -53,7 +54,7 @@ class Talker:
     def __init__(self, apis: Sequence[Server], session: str) -> None:
         self.session = session
         self.acknowledged: list[str] = []
-        self._apis = cycle([httpx.Client(base_url=api.url, timeout=20) for api in apis])
+        self._apis = cycle([httpx.Client(base_url=api.url, timeout=20, verify=NO_TLS) for api in apis])
 
     def open(self) -> None:
         """Open the session; a repeat may find it."""

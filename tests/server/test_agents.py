@@ -11,12 +11,13 @@ import openai
 import pytest
 
 from tests.server.agents import BERN, OSLO, TOOLS, called, calling, user
+from tests.server.openai_client import openai_client
 from tests.server.serving import Server
 
 
 @pytest.fixture
 def client(caller: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{caller.url}/v1", api_key="none", max_retries=0) as client:
+    with openai_client(caller) as client:
         yield client
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.plain import NO_TLS
 from tests.server import bad_values
 from tests.server.bad_values import JSON, SECRET
 from tests.server.conftest import Serve
@@ -217,7 +218,7 @@ def test_a_chunked_body_over_the_limit_is_cut(echo: Server) -> None:
         for _ in range(64):
             yield b'"' + b"x" * (1 << 20)
 
-    with httpx.Client(base_url=echo.url, timeout=60) as client:
+    with httpx.Client(base_url=echo.url, timeout=60, verify=NO_TLS) as client:
         try:
             answer = client.post("/v1/sessions", content=chunks(), headers=JSON)
         except httpx.WriteError:

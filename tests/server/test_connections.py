@@ -14,6 +14,7 @@ import pytest
 from holdfast.server.http.body_memory import BodyMemory
 from holdfast.server.http.connections import DESCRIPTORS_RESERVED, Connections, HttpConnection
 from holdfast.server.http.problems import Problem
+from tests.plain import NO_TLS
 from tests.server.conftest import Serve
 from tests.server.raw import connected, rest, status
 from tests.server.talking import Talk
@@ -169,7 +170,7 @@ def test_a_server_without_descriptors_says_so_and_lives(serve: Serve) -> None:
             connection.sendall(GET)
             assert status(answer_of(connection)) == 200
     server.http.close()
-    server.http = httpx.Client(base_url=server.url, timeout=60)
+    server.http = httpx.Client(base_url=server.url, timeout=60, verify=NO_TLS)
     assert server.get("/health").status_code == 200
     assert sum("descriptors run short" in line for line in server.lines) == 1
 

@@ -5,6 +5,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.server.openai_client import openai_client
 from tests.server.serving import Server
 
 LIMIT = 8192
@@ -77,7 +78,7 @@ def test_what_a_session_holds_is_among_the_figures(echo: Server) -> None:
 def test_an_openai_client_sees_the_code_and_the_field(echo: Server) -> None:
     messages: Any = [{"role": "user", "content": "x" * LIMIT}]
     with (
-        openai.OpenAI(base_url=f"{echo.url}/v1", api_key="none", max_retries=0) as client,
+        openai_client(echo) as client,
         pytest.raises(openai.BadRequestError, match="maximum context length") as caught,
     ):
         client.chat.completions.create(model="echo", messages=messages)

@@ -6,6 +6,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.server.openai_client import openai_client
 from tests.server.serving import Server
 
 LONG = {"max_output_tokens": 6000, "extra_body": {"ignore_eos": True}}
@@ -13,7 +14,7 @@ LONG = {"max_output_tokens": 6000, "extra_body": {"ignore_eos": True}}
 
 @pytest.fixture
 def client(responder: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{responder.url}/v1", api_key="none", max_retries=0) as client:
+    with openai_client(responder) as client:
         yield client
 
 

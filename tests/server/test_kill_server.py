@@ -22,6 +22,7 @@ import pytest
 from holdfast.engine.durable.records import StoredSession
 from holdfast.engine.durable.stores import read_sessions
 from tests.databases import STORES, new_place, shared_cluster
+from tests.plain import NO_TLS
 from tests.server.conftest import Serve
 from tests.server.serving import Server
 from tests.server.test_sessions import events_of
@@ -187,7 +188,7 @@ class Ward:
     def _talk(self, conversation: Conversation, seed: float, faults: list[BaseException]) -> None:
         dice = random.Random(seed)
         try:
-            with httpx.Client(base_url=self.server.url, timeout=90) as http:
+            with httpx.Client(base_url=self.server.url, timeout=90, verify=NO_TLS) as http:
                 while not self._silence.is_set():
                     act = conversation.next_act(dice)
                     conversation.waits = act

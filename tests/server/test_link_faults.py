@@ -19,6 +19,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from holdfast.server.link import wire
+from tests.plain import NO_TLS
 from tests.server.apart import ENDLESS, SMALL, Apart, EngineProcess, said, states, until
 from tests.server.serving import Server
 from tests.server.talking import Talk
@@ -45,7 +46,7 @@ class Turn(threading.Thread):
     def run(self) -> None:
         name = ""
         try:
-            with httpx.stream("POST", self.url, json=self.body, timeout=60) as response:
+            with httpx.stream("POST", self.url, json=self.body, timeout=60, verify=NO_TLS) as response:
                 self.status = response.status_code
                 for line in response.iter_lines():
                     if line.startswith("event: "):
@@ -216,7 +217,9 @@ class Client(threading.Thread):
             body = {"input": f"turn {self.acknowledged}", "turn_id": f"t-{self.acknowledged}"}
             url = self.urls[(self.acknowledged + self.retried) % len(self.urls)]
             try:
-                answer = httpx.post(f"{url}/v1/sessions/{self.session}/turns", json=body, timeout=30)
+                answer = httpx.post(
+                    f"{url}/v1/sessions/{self.session}/turns", json=body, timeout=30, verify=NO_TLS
+                )
             except httpx.HTTPError:
                 self.retried += 1
                 continue

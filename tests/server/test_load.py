@@ -19,6 +19,7 @@ import pytest
 from holdfast.engine.engine import Engine
 from holdfast.engine.sampling import Sampling
 from tests.models.small import CLEAR_MARGIN, conversation, least_margin, write_small_model
+from tests.plain import NO_TLS
 from tests.server.conftest import Serve
 from tests.server.serving import Server
 
@@ -103,7 +104,7 @@ class Talk:
 
 async def run_all(server: Server, talks: list[Talk]) -> None:
     limits = httpx.Limits(max_connections=len(talks) * 2)
-    async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits, verify=NO_TLS) as client:
         await asyncio.gather(*(talk.run(client) for talk in talks))
 
 

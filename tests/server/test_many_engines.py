@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.plain import NO_TLS
 from tests.preloaded import commands
 from tests.server.apart import SMALL, Apart, until
 from tests.server.serving import Server
@@ -133,7 +134,9 @@ def test_abort_all_and_flush_go_to_all_engines(apart: Apart) -> None:
     answers: list[httpx.Response] = []
 
     def take(name: str) -> None:
-        answers.append(httpx.post(f"{server.url}/v1/sessions/{name}/turns", json=body, timeout=60))
+        answers.append(
+            httpx.post(f"{server.url}/v1/sessions/{name}/turns", json=body, timeout=60, verify=NO_TLS)
+        )
 
     calls = [threading.Thread(target=take, args=(name,)) for name in names]
     for call in calls:

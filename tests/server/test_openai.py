@@ -8,12 +8,13 @@ import openai
 import pytest
 
 from holdfast.server.routes.openai import CHAT_BODY, COMPLETION_BODY, CommonBody
+from tests.server.openai_client import openai_client
 from tests.server.serving import Server
 
 
 @pytest.fixture
 def client(echo: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{echo.url}/v1", api_key="none", max_retries=0) as client:
+    with openai_client(echo) as client:
         yield client
 
 

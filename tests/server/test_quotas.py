@@ -9,6 +9,7 @@ import pytest
 from holdfast.engine.options import OptionError
 from holdfast.server.http.keys import Keys
 from holdfast.server.options import ServerOptions
+from tests.plain import NO_TLS
 from tests.server.conftest import Serve
 from tests.server.serving import ADMIN_KEY, Server
 
@@ -17,7 +18,9 @@ KEYS = {"alice": "key-of-alice-123", "bob": "key-of-bob-456"}
 
 def client_of(server: Server, tenant: str) -> httpx.Client:
     key = KEYS.get(tenant, ADMIN_KEY)
-    return httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {key}"}, timeout=60)
+    return httpx.Client(
+        base_url=server.url, headers={"authorization": f"Bearer {key}"}, timeout=60, verify=NO_TLS
+    )
 
 
 def talk(client: httpx.Client, name: str, words: int, letter: str = "x", priority: int = 0) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 from holdfast.server.routes.realtime import Said
 from holdfast.server.routes.realtime_openai.client_events import ClientEvent
 from holdfast.server.routes.realtime_openai.protocol import HOLDFAST_MESSAGES, OPENAI_EVENTS
+from tests.plain import NO_TLS
 from tests.server.bad_values import SECRET
 from tests.server.conftest import Serve
 from tests.server.openai_talking import OpenAITalk, message
@@ -29,7 +30,11 @@ def told(talk: Talk) -> Body:
 def test_openai_s_client_talks_unchanged(echo: Server) -> None:
     async def main() -> None:
         async with (
-            openai.AsyncOpenAI(base_url=f"{echo.url}/v1", api_key="none") as client,
+            openai.AsyncOpenAI(
+                base_url=f"{echo.url}/v1",
+                api_key="none",
+                http_client=openai.DefaultAsyncHttpxClient(verify=NO_TLS),
+            ) as client,
             client.realtime.connect(model="gpt-realtime") as connection,
         ):
             first = await asyncio.wait_for(connection.recv(), 60)

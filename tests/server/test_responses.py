@@ -14,6 +14,7 @@ import pytest
 
 from tests.server.agents import BERN, SING, TOOLS, WEATHER, calling
 from tests.server.bad_values import JSON
+from tests.server.openai_client import openai_client
 from tests.server.serving import Server
 from tests.server.test_bad_input import BODIES
 
@@ -52,7 +53,7 @@ def server(restartable: Restartable) -> Server:
 
 
 def client_of(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    return openai_client(server)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from tests.server.agents import BERN, TOOLS, calling
+from tests.server.openai_client import openai_client
 from tests.server.serving import Server
 
 FLAT: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]
@@ -16,7 +17,7 @@ LONG = {"max_output_tokens": 6000, "ignore_eos": True}
 
 @pytest.fixture
 def client(responder: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{responder.url}/v1", api_key="none", max_retries=0) as client:
+    with openai_client(responder) as client:
         yield client
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.plain import NO_TLS
 from tests.server.conftest import Serve
 from tests.server.serving import Server
 
@@ -144,7 +145,9 @@ def long_turn(echo: Server, name: str, turn_id: str, said: str = "abc", **fields
         answer: httpx.Response
 
         def run(self) -> None:
-            self.answer = httpx.post(f"{echo.url}/v1/sessions/{name}/turns", json=body, timeout=60)
+            self.answer = httpx.post(
+                f"{echo.url}/v1/sessions/{name}/turns", json=body, timeout=60, verify=NO_TLS
+            )
 
     call = Call()
     call.start()

@@ -4,13 +4,13 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-import openai
 import pytest
 from pydantic import BaseModel, Field
 
 from holdfast.client import Client
 from tests.models.small import END, write_small_model
 from tests.server.agents import TOOLS, assert_valid, called, user
+from tests.server.openai_client import openai_client
 from tests.server.serving import Server
 
 Body = dict[str, Any]
@@ -42,7 +42,7 @@ def shared_speaker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
 def speaker(shared_speaker: Server) -> Iterator[Callable[..., Any]]:
     """Chat completions of a small model that reasons and calls tools as its template says; it does not think
     unless it is asked to."""
-    with openai.OpenAI(base_url=f"{shared_speaker.url}/v1", api_key="none", max_retries=0) as client:
+    with openai_client(shared_speaker) as client:
         model = client.models.list().data[0].id
 
         def create(**fields: Any) -> Any:

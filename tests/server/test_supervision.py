@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.plain import NO_TLS
 from tests.server.conftest import Serve
 from tests.server.serving import Server
 from tests.server.test_sessions import ENDLESS, UNENDING, long_turn
@@ -100,7 +101,9 @@ def test_a_signal_drains_and_exits_with_0(serve: Serve, number: int) -> None:
 
     def finish() -> None:
         body = {"input": "abc", "sampling": {"max_tokens": 300, "ignore_eos": True}}
-        answers.append(httpx.post(f"{server.url}/v1/sessions/{name}/turns", json=body, timeout=60))
+        answers.append(
+            httpx.post(f"{server.url}/v1/sessions/{name}/turns", json=body, timeout=60, verify=NO_TLS)
+        )
 
     call = threading.Thread(target=finish)
     call.start()
@@ -122,7 +125,7 @@ def test_a_second_signal_does_not_wait(serve: Serve) -> None:
     while server.get("/health/ready").status_code == 200:
         assert time.monotonic() < deadline, "the signal is not heard"
         time.sleep(0.01)
-    refused = httpx.post(f"{server.url}/v1/sessions", json={}, timeout=10)
+    refused = httpx.post(f"{server.url}/v1/sessions", json={}, timeout=10, verify=NO_TLS)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(30) == 0

@@ -11,6 +11,7 @@ from websockets.sync.client import connect
 
 from holdfast.server.http.keys import Caller
 from holdfast.server.routes.status import tenant_memory
+from tests.plain import NO_TLS
 from tests.server.conftest import Serve
 from tests.server.serving import ADMIN_KEY, Server
 
@@ -30,7 +31,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def as_(server: Server, key: str | None) -> httpx.Client:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    return httpx.Client(base_url=server.url, headers=headers, timeout=30)
+    return httpx.Client(base_url=server.url, headers=headers, timeout=30, verify=NO_TLS)
 
 
 def test_only_health_answers_without_a_key(keyed: Server) -> None:

@@ -8,6 +8,8 @@ A call that fails in a way that passes is sent again (see `retry`); every other 
 from __future__ import annotations
 
 import asyncio
+import functools
+import ssl
 import time
 from typing import Any, TypeVar
 
@@ -34,6 +36,12 @@ def bearer(api_key: str | None) -> dict[str, str]:
     return {} if api_key is None else {"authorization": f"Bearer {api_key}"}
 
 
+@functools.cache
+def _trust(secure: bool) -> ssl.SSLContext:
+    """What all clients of this process trust; for plain HTTP nothing, as reading certificates takes 30 ms."""
+    return httpx.create_ssl_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
 class _Endpoint:
     """Address, headers and timeouts of calls."""
 
@@ -47,6 +55,7 @@ class _Endpoint:
         self.settings: dict[str, Any] = {
             "base_url": self.url,
             "headers": self.headers,
+            "verify": _trust(self.url.startswith("https:")),
             "timeout": httpx.Timeout(timeout, connect=CONNECT_SECONDS, pool=None),
             "limits": httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_CONNECTIONS_MAX),
         }

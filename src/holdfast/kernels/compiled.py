@@ -6,11 +6,30 @@ miss. Loaders of shared objects and cubins ignore trailing bytes. Used by the C 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _DIGEST_BYTES = 32
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Of processes that start together, one compiles, and the others find its file.
+
+    Where a file system has no locks, each compiles.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def keep(target: Path, image: bytes) -> None:

@@ -8,6 +8,7 @@ assistant's last answer. Used by `tokenizer`.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -108,26 +109,32 @@ def _now(layout: str) -> str:
     return datetime.now().strftime(layout)
 
 
+@functools.lru_cache(maxsize=4)
+def _compiled(source: str) -> jinja2.Template:
+    """A template, compiled once: a model's tokenizers share it, as rendering leaves nothing in it."""
+    environment = _Sandbox(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, jinja2.ext.loopcontrols],
+        optimized=False,
+        finalize=_as_it_is,
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(raise_exception=_refuse, strftime_now=_now)
+    return environment.from_string(source)
+
+
 class ChatTemplate:
     """One compiled template. `tokens` are the special tokens that it may name, such as bos_token."""
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         if len(source) > TEMPLATE_CHARACTERS_MAX:
             raise ChatTemplateError(f"the chat template is longer than {TEMPLATE_CHARACTERS_MAX} characters")
-        environment = _Sandbox(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_Generation, jinja2.ext.loopcontrols],
-            optimized=False,
-            finalize=_as_it_is,
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals.update(raise_exception=_refuse, strftime_now=_now)
         self.source = source
         self._tokens = dict(tokens)
         self._roles = ShownRoles(self.render_unchecked)
         try:
-            self._template = environment.from_string(source)
+            self._template = _compiled(source)
         except jinja2.exceptions.TemplateError as error:
             raise ChatTemplateError(f"the chat template cannot be compiled: {error}") from error
 

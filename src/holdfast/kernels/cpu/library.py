@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from holdfast.kernels import settings
-from holdfast.kernels.compiled import keep, kept
+from holdfast.kernels.compiled import keep, kept, one_at_a_time
 from holdfast.kernels.cpu.structures import Form, MatrixPartStructure, MatrixStructure, UnpackedStructure
 
 log = logging.getLogger("holdfast.kernels")
@@ -149,16 +149,19 @@ def compiled(flags: tuple[str, ...]) -> Path:
         return target
     folder.mkdir(parents=True, exist_ok=True)
     sources = [str(file) for file in files if file.suffix == ".c"]
-    with tempfile.TemporaryDirectory(dir=folder) as place:
+    with one_at_a_time(folder):
+        if kept(target) is None:
+            _compile([compiler, *FLAGS, *flags, *sources, "-lm"], target)
+    return target
+
+
+def _compile(command: list[str], target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as place:
         made = Path(place) / target.name
         subprocess.run(
-            [compiler, *FLAGS, *flags, *sources, "-lm", "-o", str(made)],
-            capture_output=True,
-            timeout=COMPILE_SECONDS_MAX,
-            check=True,
+            [*command, "-o", str(made)], capture_output=True, timeout=COMPILE_SECONDS_MAX, check=True
         )
         keep(target, made.read_bytes())
-    return target
 
 
 def load(path: Path) -> ctypes.CDLL:
