@@ -58,6 +58,11 @@ ACCEPTED_AT_ONCE = 8
 A handshake and a greeting take three reads where the network is faster than a step, so an API process is
 heard before `STRANGERS_MAX` others have come."""
 
+HANDSHAKES_AT_ONCE = 2
+"""Connections without the key that are read at a time: the first message of a handshake takes 0.4 ms. While
+more of them have something to be read, one connection is accepted at a time: a new one is read at once, and
+once more before `STRANGERS_MAX` others have come."""
+
 FILE_READS = 5
 """Reads between two steps from an engine that sends a file: enough for one portion of it."""
 
@@ -94,6 +99,7 @@ class Peer:
         "engine",
         "heard",
         "link",
+        "looked",
         "secure",
         "silence",
         "staged",
@@ -110,6 +116,8 @@ class Peer:
         """The address under which it knows the engine."""
         self.calls = 0
         """The prefix of its calls; 0 for a stranger."""
+        self.looked = 0
+        """The look in which it was read last, while it is a stranger; 0: not yet."""
         self.silence = LivedTime(TICK_SECONDS)
         self.turns: dict[int, int | None] = {}
         """Turns that are not over, with what stays of each if this peer is gone."""
@@ -179,6 +187,7 @@ class Peers:
         self._missed = MissedMessages()
         self._refusals = RefusalLog(log)
         self._ticked = time.monotonic()
+        self._looks = 0
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
         self._watched: tuple[int, ...] = ()
@@ -205,18 +214,24 @@ class Peers:
 
     def _look(self, milliseconds: int) -> bool:
         """Read what has come; whether there is news on other descriptors."""
-        news = False
+        news = knocks = False
+        keyless: list[Peer] = []
         for descriptor, events in self._poll.poll(milliseconds):
             peer = self._by_descriptor.get(descriptor)
             if peer is not None:
                 if events & select.POLLOUT:
                     self._flush(peer)
-                if events & ~select.POLLOUT:
+                if events & ~select.POLLOUT and not peer.secure.shaken:
+                    keyless.append(peer)
+                elif events & ~select.POLLOUT:
                     self._read(peer)
             elif descriptor == self._listener.fileno():
-                self._accept()
+                knocks = True
             else:
                 news = True
+        self._shake_hands(keyless)
+        if knocks:
+            self._accept(1 if len(keyless) > HANDSHAKES_AT_ONCE else ACCEPTED_AT_ONCE)
         if time.monotonic() - self._ticked >= TICK_SECONDS:
             self._tick()
         for peer in self.members:
@@ -236,8 +251,15 @@ class Peers:
             peer.secure.send(wire.encode(portion))
             self._ask_room(peer)
 
-    def _accept(self) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
+    def _shake_hands(self, keyless: list[Peer]) -> None:
+        """Read some connections without the key: new ones first, then those that were read longest ago."""
+        self._looks += 1
+        for peer in sorted(keyless, key=lambda peer: peer.looked)[:HANDSHAKES_AT_ONCE]:
+            peer.looked = self._looks
+            self._read(peer)
+
+    def _accept(self, most: int) -> None:
+        for _ in range(most):
             try:
                 connected, address = self._listener.accept()
             except (BlockingIOError, InterruptedError):
