@@ -229,9 +229,9 @@ class Peers:
                 knocks = True
             else:
                 news = True
-        self._shake_hands(keyless)
+        left = self._shake_hands(keyless)
         if knocks:
-            self._accept(1 if len(keyless) > HANDSHAKES_AT_ONCE else ACCEPTED_AT_ONCE)
+            self._accept(1 if left else ACCEPTED_AT_ONCE)
         if time.monotonic() - self._ticked >= TICK_SECONDS:
             self._tick()
         for peer in self.members:
@@ -251,12 +251,20 @@ class Peers:
             peer.secure.send(wire.encode(portion))
             self._ask_room(peer)
 
-    def _shake_hands(self, keyless: list[Peer]) -> None:
-        """Read some connections without the key: new ones first, then those that were read longest ago."""
+    def _shake_hands(self, keyless: list[Peer]) -> bool:
+        """Read some connections without the key: new ones first, then those that were read longest ago.
+
+        All that have said nothing and ended are dropped, which takes little. Returns whether any are left to be read.
+        """
         self._looks += 1
-        for peer in sorted(keyless, key=lambda peer: peer.looked)[:HANDSHAKES_AT_ONCE]:
+        shaken = 0
+        for peer in sorted(keyless, key=lambda peer: peer.looked):
+            if shaken == HANDSHAKES_AT_ONCE:
+                return True
             peer.looked = self._looks
             self._read(peer)
+            shaken += peer.secure.heard
+        return False
 
     def _accept(self, most: int) -> None:
         for _ in range(most):
