@@ -1,6 +1,6 @@
 """How long other clients wait for their next token while one client attacks.
 
-    python -m holdfast.bench.server.neighbours [--json] [--only NAME] [--rounds 5] [--seconds 3]
+    python -m holdfast.bench.server.neighbours [--json] [--only NAME] [--part K/N] [--rounds 5] [--seconds 3]
 
 A real server of the echo model with a sleep in each step (`--step-ms`), which takes time but no processor, as
 a GPU does. Four neighbours stream without end. Each round measures them for some seconds without an attack,
@@ -240,13 +240,31 @@ def show(name: str, figures: dict[str, float], step_ms: float, as_json: bool) ->
     )
 
 
+def part(text: str) -> tuple[int, int]:
+    """`K/N` as two numbers."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise argparse.ArgumentTypeError("must be K/N, with K from 1 to N")
+    return int(found[1]), int(found[2])
+
+
+def chosen(starts: list[str], number: int, parts: int) -> list[str]:
+    """The attacks whose names start with any of `starts`, all without; of these, one part of several."""
+    names = [name for name in ATTACKS if not starts or name.startswith(tuple(starts))]
+    size = -(-len(names) // parts)
+    return names[(number - 1) * size : number * size]
+
+
 def main() -> None:
     """Run the attacks that the arguments select."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    parser.add_argument("--only", default="", help="run only attacks whose name starts with this")
+    parser.add_argument(
+        "--only", action="append", default=[], help="run only attacks whose name starts with this; repeatable"
+    )
+    parser.add_argument("--part", type=part, default=(1, 1), help="run the Kth of N parts of them, as K/N")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="seconds of each half of a round")
     parser.add_argument("--step-ms", type=float, default=20.0)
@@ -257,9 +275,7 @@ def main() -> None:
             f"{'attack':<20} {'calm':>8} {'longest':>8} {'attacked':>9} {'longest':>9} {'worst':>9} "
             f"{'steps':>7} {'waited':>8} {'rounds':>9}   pauses in ms, waited in ms a second"
         )
-    for name in ATTACKS:
-        if not name.startswith(arguments.only):
-            continue
+    for name in chosen(arguments.only, *arguments.part):
         with serving(arguments.step_ms, 99_000 if name == "strangers" else 0) as (target, pid):
             if name in NEEDS_SESSIONS:
                 fill(target)

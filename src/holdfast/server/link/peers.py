@@ -254,7 +254,7 @@ class Peers:
     def _shake_hands(self, keyless: list[Peer]) -> bool:
         """Read some connections without the key: new ones first, then those that were read longest ago.
 
-        All that have said nothing and ended are dropped, which takes little. Returns whether any are left to be read.
+        Those that ended without a word are all dropped, which takes little. Returns whether any are left.
         """
         self._looks += 1
         shaken = 0
