@@ -10,7 +10,8 @@ The table has medians over the rounds: the longest pause between two tokens of a
 attacked, the number of steps by which the attack lengthens it (the target is at most two), and the median
 pause. The server's processes, the attacker and this process share the processors: `processor` is a control
 that only keeps one busy, and `waited` is how many milliseconds per second the server's threads were runnable
-without a processor during the attack (from the kernel's schedstat), which is not the server's fault.
+without a processor during the attack (from the kernel's schedstat), which is not the server's fault. The
+garbage collector of this process is off: it would take longer than two steps.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from typing import Any
 from holdfast.bench.machine import run_queue_seconds
 from holdfast.bench.served import ServerProcess
 from holdfast.bench.server.attacks import ATTACKS, KEY, NEEDS_SESSIONS, Target, asking, attack_until, post
+from holdfast.bench.timing import collector_off
 
 MODULE = "holdfast.bench.server.neighbours"
 NEIGHBOURS = 4
@@ -187,12 +189,12 @@ async def run_attack(name: str, target: Target, pid: int, plan: Plan) -> dict[st
                 await asyncio.sleep(0.05)
             await calmed(streams, plan.step_ms)
             calm.append(await measure(streams, plan.seconds))
-            before = run_queue_seconds(pid)
+            before = await asyncio.to_thread(run_queue_seconds, pid)
             go.set()
             measuring = asyncio.create_task(measure(streams, plan.seconds))
             await asyncio.sleep(plan.seconds)
-            waited += run_queue_seconds(pid) - before
             attacker.kill()
+            waited += await asyncio.to_thread(run_queue_seconds, pid) - before
             attacked.append(await measuring)
             for task in running:
                 if task.done():
@@ -279,7 +281,8 @@ def main() -> None:
         with serving(arguments.step_ms, 99_000 if name == "strangers" else 0) as (target, pid):
             if name in NEEDS_SESSIONS:
                 fill(target)
-            figures = asyncio.run(run_attack(name, target, pid, plan))
+            with collector_off():
+                figures = asyncio.run(run_attack(name, target, pid, plan))
         show(name, figures, arguments.step_ms, arguments.json)
 
 
