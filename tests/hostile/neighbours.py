@@ -222,8 +222,9 @@ def _command(pid: int) -> str:
 
 
 def resident_bytes(server: Server) -> int:
-    """Memory of all of a server's processes. What processes share counts once: a text process that starts is a
-    fork of hundreds of megabytes (tests/preloaded), nearly all of which it shares.
+    """Memory of all of a server's processes; what they share counts once.
+
+    A text process that starts is a fork of hundreds of megabytes (tests/preloaded), nearly all of it shared.
     """
     total = 0
     for pid in family_of(server.process.pid):
