@@ -1,8 +1,10 @@
 """Which list a session is in, and which it leaves: each test fails without a single statement."""
 
+from holdfast.core.errors import UnknownToken
 from holdfast.core.retention import Retention
 from holdfast.core.session import Place
-from tests.core.driver import Driver, prompt
+from holdfast.core.turn import TurnRequest
+from tests.core.driver import VOCABULARY, Driver, prompt
 
 
 def test_before_the_first_plan_nothing_is_to_be_fetched() -> None:
@@ -100,3 +102,20 @@ def test_a_restore_by_hand_that_is_cancelled_in_its_first_plan_is_not_in_it() ->
     assert session.place is Place.AWAY and plan.moves == []
     driver.run()
     assert turn.over
+
+
+def test_a_running_session_without_rows_in_flight_closes_at_once() -> None:
+    driver = Driver("dense", 4)
+    driver.open("a")
+    turn = driver.submit("a", prompt(9), 20)
+    driver.step()
+    assert not turn.over and not driver.registry.flights
+    driver.scheduler.close("a", driver.now)
+    assert turn.over and "a" not in driver.registry.sessions
+
+
+def test_a_history_whose_answers_have_unknown_tokens_is_refused() -> None:
+    driver = Driver("dense", 4)
+    history = [(TurnRequest("t", prompt(3), 2), [VOCABULARY - 1, VOCABULARY])]
+    with driver.unchanged(UnknownToken):
+        driver.scheduler.recover("a", "red", driver.now, Retention(None), history)
