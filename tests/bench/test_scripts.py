@@ -1,5 +1,6 @@
 """The benchmarks that are run as modules: all of them start, and those without a GPU or a server measure."""
 
+from argparse import ArgumentTypeError
 from importlib import import_module
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from holdfast.bench.cpu import __main__ as cpu
 from holdfast.bench.cpu import formats, host_step, kv_quality
 from holdfast.bench.loops import open_model
-from holdfast.bench.server import attacks, commits, engine_turns
+from holdfast.bench.server import attacks, commits, engine_turns, neighbours
 from holdfast.bench.small_models import saved_small_model
 from holdfast.bench.timing import in_turn
 from holdfast.engine.durable.stores import read_sessions
@@ -112,6 +113,26 @@ def test_an_attack_sends_whole_requests_and_frames_of_a_client() -> None:
     begun = attacks.BEGUN
     assert begun[0] == 0x1, "a text frame that is not the last"
     assert begun[1] == 0x80 | 1, "masked, one byte"
+
+
+@pytest.mark.parametrize("parts", [1, 3, 5])
+def test_the_parts_of_the_attacks_are_all_of_them_once(parts: int) -> None:
+    found = [neighbours.chosen([], number, parts) for number in range(1, parts + 1)]
+    assert [name for part in found for name in part] == list(attacks.ATTACKS)
+    assert max(map(len, found)) <= -(-len(attacks.ATTACKS) // parts)
+
+
+def test_attacks_are_chosen_by_how_their_names_begin() -> None:
+    assert neighbours.chosen(["text", "pings"], 1, 1) == [
+        "text of 100 kB",
+        "text of 1 MB",
+        "text of 15 MB",
+        "pings",
+    ]
+    assert neighbours.chosen(["text", "pings"], *neighbours.part("2/2")) == ["text of 15 MB", "pings"]
+    for text in ("0/3", "4/3", "1", "1/0", "-1/2", "1/2/3"):
+        with pytest.raises(ArgumentTypeError):
+            neighbours.part(text)
 
 
 def test_formats_are_measured_beside_q4_1(capsys: pytest.CaptureFixture[str]) -> None:

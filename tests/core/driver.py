@@ -150,9 +150,16 @@ class Driver:
         plan = self.scheduler.plan(self.budget, self.now)
         for row in plan.rows:
             self.numbers[row.number] = row.turn.session_id
+        assert all(owner.sequence.fence == plan.step for owner in self._named(plan)), "units go free too soon"
         assert self.device.announce(plan) is None
         self.plans.append(plan)
         return plan
+
+    def _named(self, plan: Plan) -> Iterator[Session]:
+        """The sessions whose memory a plan names."""
+        yield from (self.registry.sessions[row.turn.session_id] for row in plan.rows)
+        yield from plan.copied
+        yield from (self.registry.transits[move.number] for move in plan.moves)
 
     def compute(self, plan: Plan) -> StepResult:
         """What the device makes of a plan."""

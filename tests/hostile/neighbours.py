@@ -227,12 +227,15 @@ def _command(pid: int) -> str:
 
 
 def resident_bytes(server: Server) -> int:
-    """Memory of all of a server's processes."""
+    """Memory of all of a server's processes; what they share counts once.
+
+    A text process that starts is a fork of hundreds of megabytes (tests/preloaded), nearly all of it shared.
+    """
     total = 0
     for pid in family_of(server.process.pid):
         try:
-            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-                if line.startswith("VmRSS:"):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
                     total += int(line.split()[1]) << 10
         except (FileNotFoundError, ProcessLookupError):
             continue  # It has just ended.

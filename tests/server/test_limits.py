@@ -20,7 +20,7 @@ from holdfast.server.http import bodies, connections, keys, middleware, websocke
 from holdfast.server.http.bodies import Reading, decode_json, decode_large
 from holdfast.server.http.problems import Problem
 from holdfast.server.limits import LIMITS, Bound, Room, find_limit
-from holdfast.server.link import peers, rounds
+from holdfast.server.link import missed_messages, peers, remote_engine, rounds
 from holdfast.server.options import ServerOptions
 from holdfast.server.responses import conversations, running, store
 from holdfast.server.routes import (
@@ -30,6 +30,7 @@ from holdfast.server.routes import (
     realtime_messages,
     realtime_outbox,
     responses,
+    responses_body,
     responses_socket,
     schema,
     sessions,
@@ -378,7 +379,10 @@ SHOWN: dict[str, tuple[str, ...]] = {
     ),
     "connections without a valid key": (count(connections.UNAUTHENTICATED_MAX), "a quarter"),
     "all connections": (f"less {connections.DESCRIPTORS_RESERVED}",),
-    "connections to an engine that have not greeted yet": (count(peers.STRANGERS_MAX),),
+    "connections to an engine that have not greeted yet": (
+        count(peers.STRANGERS_MAX),
+        f"{peers.HANDSHAKES_AT_ONCE} handshakes",
+    ),
     "keys": (count(keys.KEYS_MAX),),
     "sessions of the server": (count(ENGINE.max_sessions),),
     "sessions of a tenant": ("half of `--max-sessions`",),
@@ -394,6 +398,11 @@ SHOWN: dict[str, tuple[str, ...]] = {
         f"{count(ordinary_sessions.SESSION_TOKENS_MAX)} of a session",
         f"{count(sglang_sessions.TENANT_TOKENS_MAX)} of a tenant",
     ),
+    "pairs in `metadata` of a response or conversation": (
+        f"{responses_body.METADATA_PAIRS_MAX},",
+        f"{responses_body.METADATA_KEY_MAX} and",
+        f"{responses_body.METADATA_VALUE_MAX} characters",
+    ),
     "requests of a WebSocket that wait": (
         f"{responses_socket.WAITING_MAX};",
         f"{responses_socket.STEERS_MAX} of `response.steer`",
@@ -406,6 +415,15 @@ SHOWN: dict[str, tuple[str, ...]] = {
         f"{realtime_channel.REPLAY_BYTES_MAX >> 10} KiB",
         f"{realtime_channels.REPLAY_SECONDS:.0f} s",
         count(realtime_channels.DETACHED_MAX),
+    ),
+    "messages that API processes leave at an engine when they end": (
+        mebibytes(missed_messages.KEPT_BYTES_MAX) + "B",
+        f"{missed_messages.KEPT_TICKS * peers.TICK_SECONDS:.0f} s",
+    ),
+    "messages of a realtime client that wait for a turn": (f"{realtime_channel.WAITING_MAX} (",),
+    "unsent data of a link between an API process and an engine": (
+        mebibytes(peers.UNSENT_MAX) + "B",
+        mebibytes(remote_engine.UNSENT_MAX) + "B",
     ),
     "sessions in one page of `GET /v1/sessions`": (f"{sessions.PAGE},", count(sessions.PAGE_MAX)),
     "items in one page of a response or conversation": (f"{responses.PAGE},", count(responses.PAGE_MAX)),

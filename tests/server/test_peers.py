@@ -20,7 +20,7 @@ from holdfast.server.dialects.wire_fields import SamplingFields
 from holdfast.server.link import wire
 from holdfast.server.link.frames import Frames, framed
 from holdfast.server.link.missed_messages import KEPT_BYTES_MAX, KEPT_TICKS, TICKS_MAX, MissedMessages
-from holdfast.server.link.peers import STRANGERS_MAX, Peers
+from holdfast.server.link.peers import ACCEPTED_AT_ONCE, HANDSHAKES_AT_ONCE, STRANGERS_MAX, Peers
 from holdfast.server.link.refusal_log import LINES_MAX, WHILE_SECONDS, RefusalLog
 from holdfast.server.link.secure_socket import SecureSocket
 from holdfast.server.link.tls import MAKE, KeysNotMade, client_context, server_context, write_keys
@@ -222,6 +222,78 @@ def test_a_connection_that_has_shown_the_key_keeps_its_place(peers: Peers, keys:
     client.greet()
     assert [each.calls for each in peers.members] == [3]
     for each in (*crowd, client):
+        each.close()
+
+
+def first_message(keys: Path) -> bytes:
+    """What begins a handshake: anybody can send it, and an answer takes the engine a signature."""
+    goes = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client_context(str(keys)).wrap_bio(ssl.MemoryBIO(), goes).do_handshake()
+    return goes.read()
+
+
+def test_handshakes_take_little_time_between_two_steps(
+    peers: Peers, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowd = [silent(peers) for _ in range(STRANGERS_MAX)]
+    hello = first_message(keys)
+    for number, each in enumerate(crowd):
+        each.sendall(hello + (b"and no more of TLS" if number % 2 else b""))
+    reads: list[SecureSocket] = []
+    read = SecureSocket.read
+    monkeypatch.setattr(SecureSocket, "read", lambda secure: reads.append(secure) or read(secure))
+    for number in range(1, STRANGERS_MAX // HANDSHAKES_AT_ONCE + 1):
+        peers.wait(0.0)
+        assert len(reads) == number * HANDSHAKES_AT_ONCE
+    assert len(set(reads)) == STRANGERS_MAX, "all of them, one after the other"
+    for each in crowd:
+        assert each.recv(1 << 16), "each is answered"
+        with contextlib.suppress(ConnectionError):
+            each.sendall(hello[:1])
+    crowd.append(silent(peers))
+    crowd[-1].sendall(hello)
+    peers.wait(0.0)
+    assert peers._by_descriptor[list(peers._strangers)[-1]].secure in reads[-HANDSHAKES_AT_ONCE:]
+    for each in crowd:
+        each.close()
+
+
+def test_handshakes_without_end_do_not_keep_an_api_process_out(
+    peers: Peers, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its own address, some byte by byte, some whole, and more of them whenever it sends something."""
+    hello, wait, port = first_message(keys), peers.wait, port_of(peers)
+    slow = [silent(peers) for _ in range(STRANGERS_MAX)]
+    sent, crowd = itertools.count(), []
+
+    def attacked(seconds: float) -> bool:
+        at = next(sent)
+        for each in slow:
+            with contextlib.suppress(OSError):
+                each.sendall(hello[at : at + 1])
+        for _ in range(2):
+            crowd.append(socket.create_connection(("127.0.0.1", port)))
+            crowd[-1].sendall(hello)
+        return wait(seconds)
+
+    monkeypatch.setattr(peers, "wait", attacked)
+    client = joined(peers, keys, 3)
+    assert [each.calls for each in peers.members] == [3]
+    for each in (*slow, *crowd, client):
+        each.close()
+
+
+def test_a_crowd_that_is_silent_or_has_left_makes_nobody_wait(peers: Peers) -> None:
+    crowd = [silent(peers) for _ in range(STRANGERS_MAX)]
+    for each in crowd:
+        each.close()
+    peers.wait(0.0)
+    assert peers._strangers == {}
+    crowd = [socket.create_connection(("127.0.0.1", port_of(peers))) for _ in range(ACCEPTED_AT_ONCE)]
+    peers.wait(1.0)
+    assert len(peers._strangers) == ACCEPTED_AT_ONCE
+    for each in crowd:
         each.close()
 
 

@@ -9,7 +9,9 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
+from holdfast.server.app import all_routes
 from holdfast.server.http.keys import Caller
+from holdfast.server.http.middleware import ADMIN, PUBLIC
 from holdfast.server.routes.status import tenant_memory
 from tests.plain import NO_TLS
 from tests.server.conftest import Serve
@@ -53,6 +55,31 @@ def test_admin_calls_need_the_admin_key(keyed: Server) -> None:
             assert alice.get(path).status_code == 403
         assert alice.post("/flush_cache").status_code == 403
         assert admin.get("/metrics").status_code == 200
+
+
+TENANTS = {
+    "/abort_request", "/close_session", "/detokenize", "/generate", "/get_model_info", "/health_generate",
+    "/model_info", "/open_session", "/tokenize", "/tokenizer_info", "/version", "/v1/chat/completions",
+    "/v1/completions", "/v1/conversations", "/v1/conversations/{conversation_id}",
+    "/v1/conversations/{conversation_id}/items", "/v1/conversations/{conversation_id}/items/{item_id}",
+    "/v1/memory", "/v1/memory/live", "/v1/messages", "/v1/messages/count_tokens", "/v1/models",
+    "/v1/models/{model:path}", "/v1/realtime", "/v1/responses", "/v1/responses/{response_id}",
+    "/v1/responses/{response_id}/cancel", "/v1/responses/{response_id}/input_items", "/v1/sessions",
+    "/v1/sessions/{session_id}", "/v1/sessions/{session_id}/compact", "/v1/sessions/{session_id}/fork",
+    "/v1/sessions/{session_id}/input", "/v1/sessions/{session_id}/interrupt",
+    "/v1/sessions/{session_id}/restore", "/v1/sessions/{session_id}/rewind",
+    "/v1/sessions/{session_id}/spill", "/v1/sessions/{session_id}/turns", "/web/{name}",
+}  # fmt: skip
+"""Paths that any key may use, each for what is its own. A new path belongs here, or into ADMIN."""
+
+
+def test_every_path_is_known_as_anybody_s_or_the_operator_s(keyed: Server) -> None:
+    assert set(all_routes()) == TENANTS | set(ADMIN) | set(PUBLIC)
+    with as_(keyed, ALICE) as alice:
+        for path in ADMIN:
+            for method in all_routes()[path]:
+                answer = alice.request(method, path, json=None if method == "GET" else {})
+                assert answer.status_code == 403, (method, path)
 
 
 def test_B16_tenants_share_neither_names_nor_prefixes(keyed: Server) -> None:

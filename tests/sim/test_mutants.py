@@ -242,7 +242,9 @@ EXPECTED: dict[str, Report] = {
     "new-pages-precede-the-copy": report("content", PARCEL, SESSION, TURN, ROW),
     # Prefetches: the session whose memory comes back, the step that still writes it, the turn that waits.
     "cancelled-prefetch-keeps-its-pages": report(LEAK, f"TRANSIT {NAME}"),
-    "cancelled-prefetch-frees-its-pages-at-once": report("fence, content", ROW, NAME, SESSION, TURN),
+    "cancelled-prefetch-frees-its-pages-at-once": report(
+        "fence, content, retention", ROW, NAME, SESSION, TURN
+    ),
     "prefetch-begins-while-a-turn-waits": report("delay", ROW),
     "turn-leaves-its-session-expected": report("registry", ROW, NAME),
 }

@@ -90,8 +90,6 @@ class Queues:
     def attend(self, session: Session) -> None:
         """List a session whose open turn runs: it stays among those that listen."""
         self.resting.pop(session, None)
-        self.seals.pop(session, None)
-        self.listening[session] = None
 
     def stop(self, session: Session) -> None:
         """Strike off a session whose turn no longer runs."""

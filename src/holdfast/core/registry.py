@@ -228,7 +228,6 @@ class Registry:
 
     def watch_return(self, session: Session) -> None:
         """Bring a session's memory back a while before its turn is expected."""
-        self.returns.drop(session.number)
         when = session.expected - self.policy.prefetch_seconds
         self.returns.add(session.number, when, session.id)
 

@@ -12,7 +12,7 @@ from holdfast.core.hold import Hold
 from holdfast.core.moves import Moves
 from holdfast.core.prefetch import Prefetch
 from holdfast.core.registry import Registry
-from holdfast.core.session import Place, Session
+from holdfast.core.session import Session
 from holdfast.core.waiting import Waiting
 from holdfast.sim.planting import Mutant, Patcher
 
@@ -73,7 +73,7 @@ def turn_leaves_its_session_expected(patcher: Patcher) -> None:
     """A turn that was expected is there, and pressure may still cancel what brings its memory back."""
 
     def faulty(self: Registry, session: Session) -> None:
-        if session.place is Place.RETURNING and session in self.queues.expected:
+        if session in self.queues.expected:
             patcher.reach()
         session.expected = 0.0
         self.returns.drop(session.number)

@@ -1,6 +1,6 @@
 """How long other clients wait for their next token while one client attacks.
 
-    python -m holdfast.bench.server.neighbours [--json] [--only NAME] [--rounds 5] [--seconds 3]
+    python -m holdfast.bench.server.neighbours [--json] [--only NAME] [--part K/N] [--rounds 5] [--seconds 3]
 
 A real server of the echo model with a sleep in each step (`--step-ms`), which takes time but no processor, as
 a GPU does. Four neighbours stream without end. Each round measures them for some seconds without an attack,
@@ -10,7 +10,8 @@ The table has medians over the rounds: the longest pause between two tokens of a
 attacked, the number of steps by which the attack lengthens it (the target is at most two), and the median
 pause. The server's processes, the attacker and this process share the processors: `processor` is a control
 that only keeps one busy, and `waited` is how many milliseconds per second the server's threads were runnable
-without a processor during the attack (from the kernel's schedstat), which is not the server's fault.
+without a processor during the attack (from the kernel's schedstat), which is not the server's fault. The
+garbage collector of this process is off: it would take longer than two steps.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from typing import Any
 from holdfast.bench.machine import run_queue_seconds
 from holdfast.bench.served import ServerProcess
 from holdfast.bench.server.attacks import ATTACKS, KEY, NEEDS_SESSIONS, Target, asking, attack_until, post
+from holdfast.bench.timing import collector_off
 
 MODULE = "holdfast.bench.server.neighbours"
 NEIGHBOURS = 4
@@ -187,12 +189,12 @@ async def run_attack(name: str, target: Target, pid: int, plan: Plan) -> dict[st
                 await asyncio.sleep(0.05)
             await calmed(streams, plan.step_ms)
             calm.append(await measure(streams, plan.seconds))
-            before = run_queue_seconds(pid)
+            before = await asyncio.to_thread(run_queue_seconds, pid)
             go.set()
             measuring = asyncio.create_task(measure(streams, plan.seconds))
             await asyncio.sleep(plan.seconds)
-            waited += run_queue_seconds(pid) - before
             attacker.kill()
+            waited += await asyncio.to_thread(run_queue_seconds, pid) - before
             attacked.append(await measuring)
             for task in running:
                 if task.done():
@@ -240,13 +242,31 @@ def show(name: str, figures: dict[str, float], step_ms: float, as_json: bool) ->
     )
 
 
+def part(text: str) -> tuple[int, int]:
+    """`K/N` as two numbers."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise argparse.ArgumentTypeError("must be K/N, with K from 1 to N")
+    return int(found[1]), int(found[2])
+
+
+def chosen(starts: list[str], number: int, parts: int) -> list[str]:
+    """The attacks whose names start with any of `starts`, all without; of these, one part of several."""
+    names = [name for name in ATTACKS if not starts or name.startswith(tuple(starts))]
+    size = -(-len(names) // parts)
+    return names[(number - 1) * size : number * size]
+
+
 def main() -> None:
     """Run the attacks that the arguments select."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    parser.add_argument("--only", default="", help="run only attacks whose name starts with this")
+    parser.add_argument(
+        "--only", action="append", default=[], help="run only attacks whose name starts with this; repeatable"
+    )
+    parser.add_argument("--part", type=part, default=(1, 1), help="run the Kth of N parts of them, as K/N")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="seconds of each half of a round")
     parser.add_argument("--step-ms", type=float, default=20.0)
@@ -257,13 +277,12 @@ def main() -> None:
             f"{'attack':<20} {'calm':>8} {'longest':>8} {'attacked':>9} {'longest':>9} {'worst':>9} "
             f"{'steps':>7} {'waited':>8} {'rounds':>9}   pauses in ms, waited in ms a second"
         )
-    for name in ATTACKS:
-        if not name.startswith(arguments.only):
-            continue
+    for name in chosen(arguments.only, *arguments.part):
         with serving(arguments.step_ms, 99_000 if name == "strangers" else 0) as (target, pid):
             if name in NEEDS_SESSIONS:
                 fill(target)
-            figures = asyncio.run(run_attack(name, target, pid, plan))
+            with collector_off():
+                figures = asyncio.run(run_attack(name, target, pid, plan))
         show(name, figures, arguments.step_ms, arguments.json)
 
 

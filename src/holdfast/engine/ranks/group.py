@@ -2,12 +2,19 @@
 
 The process groups are built directly, without torch's global one: an engine may run in a program that uses
 torch.distributed itself. Ranks meet in a file that only this user can read, and gloo listens on the loopback
-interface alone.
+interface alone, until the ranks are connected: it would hold connections of anybody, and stall.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import os
+import socket
+import stat
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +27,11 @@ from holdfast.models.ranks import Ranks
 __all__ = ["RankGroup", "join", "join_gloo"]
 
 LOOPBACK = "127.0.0.1"
+
+_ATTACH_FILTER = 26
+"""Linux's SO_ATTACH_FILTER, which Python has no name for."""
+_NOTHING_PASSES = struct.pack("HBBI", 0x06, 0, 0, 0)
+"""A filter of one instruction: return 0, of each packet nothing is kept."""
 
 _TORCH: Any = distributed
 """torch does not describe the types of its process groups."""
@@ -115,12 +127,36 @@ def _store(meeting: Path, ranks: Ranks, seconds: float) -> Any:
 
 
 def _gloo(meeting: Path, ranks: Ranks, seconds: float) -> _Backend:
+    before = set(_listeners())
     options = _TORCH.ProcessGroupGloo._Options()
     options._devices = [_TORCH.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
     options._timeout = timedelta(seconds=seconds)
     store = _store(meeting, ranks, seconds)
     group: _Backend = _TORCH.ProcessGroupGloo(store, ranks.rank, ranks.size, options)
+    for listener in set(_listeners()) - before:
+        _shut(listener)
     return group
+
+
+def _listeners() -> Iterator[int]:
+    """The descriptors of this process that accept connections over TCP."""
+    for path in list(Path("/dev/fd").iterdir()):
+        descriptor = int(path.name)
+        with suppress(OSError):  # The one that lists them is closed.
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                with socket.socket(fileno=os.dup(descriptor)) as each:
+                    over_tcp = each.family in (socket.AF_INET, socket.AF_INET6)
+                    if over_tcp and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        yield descriptor
+
+
+def _shut(listener: int) -> None:
+    """Let nobody connect any more. Not closed, which gloo does itself; without Linux it stays open."""
+    if sys.platform == "linux":
+        instructions = ctypes.create_string_buffer(_NOTHING_PASSES)
+        program = struct.pack("HP", 1, ctypes.addressof(instructions))
+        with socket.socket(fileno=os.dup(listener)) as each:
+            each.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
 
 
 def join_gloo(meeting: Path, ranks: Ranks, seconds: float) -> RankGroup:

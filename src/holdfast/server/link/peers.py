@@ -59,6 +59,11 @@ ACCEPTED_AT_ONCE = 8
 A handshake and a greeting take three reads where the network is faster than a step, so an API process is
 heard before `STRANGERS_MAX` others have come."""
 
+HANDSHAKES_AT_ONCE = 2
+"""Connections without the key that are read at a time: the first message of a handshake takes 0.4 ms. While
+more of them have something to be read, one connection is accepted at a time: a new one is read at once, and
+once more before `STRANGERS_MAX` others have come."""
+
 NEW = (wire.StartTurn, wire.OpenSession, wire.Fork, wire.Stage)
 """Commands that begin something: an engine that drains declines them."""
 
@@ -95,6 +100,7 @@ class Peer:
         "engine",
         "heard",
         "link",
+        "looked",
         "secure",
         "silence",
         "staged",
@@ -111,6 +117,8 @@ class Peer:
         """The address under which it knows the engine."""
         self.calls = 0
         """The prefix of its calls; 0 for a stranger."""
+        self.looked = 0
+        """The look in which it was read last, while it is a stranger; 0: not yet."""
         self.silence = LivedTime(TICK_SECONDS)
         self.turns: dict[int, int | None] = {}
         """Turns that are not over, with what stays of each if this peer is gone."""
@@ -180,6 +188,7 @@ class Peers:
         self._missed = MissedMessages()
         self._refusals = RefusalLog(log)
         self._ticked = time.monotonic()
+        self._looks = 0
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
         self._watched: tuple[int, ...] = ()
@@ -206,18 +215,24 @@ class Peers:
 
     def _look(self, milliseconds: int) -> bool:
         """Read what has come; whether there is news on other descriptors."""
-        news = False
+        news = knocks = False
+        keyless: list[Peer] = []
         for descriptor, events in self._poll.poll(milliseconds):
             peer = self._by_descriptor.get(descriptor)
             if peer is not None:
                 if events & select.POLLOUT:
                     self._flush(peer)
-                if events & ~select.POLLOUT:
+                if events & ~select.POLLOUT and not peer.secure.shaken:
+                    keyless.append(peer)
+                elif events & ~select.POLLOUT:
                     self._read(peer)
             elif descriptor == self._listener.fileno():
-                self._accept()
+                knocks = True
             else:
                 news = True
+        left = self._shake_hands(keyless)
+        if knocks:
+            self._accept(1 if left else ACCEPTED_AT_ONCE)
         if time.monotonic() - self._ticked >= TICK_SECONDS:
             self._tick()
         for peer in self.members:
@@ -237,8 +252,23 @@ class Peers:
             peer.secure.send(wire.encode(portion))
             self._ask_room(peer)
 
-    def _accept(self) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
+    def _shake_hands(self, keyless: list[Peer]) -> bool:
+        """Read some connections without the key: new ones first, then those that were read longest ago.
+
+        Those that ended without a word are all dropped, which takes little. Returns whether any are left.
+        """
+        self._looks += 1
+        shaken = 0
+        for peer in sorted(keyless, key=lambda peer: peer.looked):
+            if shaken == HANDSHAKES_AT_ONCE:
+                return True
+            peer.looked = self._looks
+            self._read(peer)
+            shaken += peer.secure.heard
+        return False
+
+    def _accept(self, most: int) -> None:
+        for _ in range(most):
             try:
                 connected, address = self._listener.accept()
             except (BlockingIOError, InterruptedError):

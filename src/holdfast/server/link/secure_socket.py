@@ -64,6 +64,8 @@ class SecureSocket:
         self.socket = connected
         self.frames = BoundedFrames()
         self.ended: str | None = None
+        self.heard = False
+        """Whether anything has come."""
         self.shaken = False
         """Whether the handshake is complete: the other end has the key."""
         self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -89,6 +91,7 @@ class SecureSocket:
         if not data:
             self.end("the other end closed the connection" + ("" if self.shaken else " in the handshake"))
             return False
+        self.heard = True
         self._came.write(data)
         try:
             self._decrypt()
