@@ -204,7 +204,7 @@ class Pressure:
             if takes_along and self.spill(session, asker=asker):
                 continue
             # Making room on another tier may have made some here.
-            if not shortage.over and not (takes_along and self._spill_end(session, shortage)):
+            if shortage.lacking > 0 and not (takes_along and self._spill_end(session, shortage)):
                 self._drop(session, shortage)
 
     def leave_ahead(self, waiting: Iterable[Session]) -> None:
