@@ -1,4 +1,4 @@
-"""The examples of the pages about tools and structured output run as they stand, on the default model."""
+"""The examples of pages about tools, grammars and responses run as they stand, on the default model."""
 
 from __future__ import annotations
 
@@ -106,6 +106,18 @@ def test_python_examples_of_structured_output(server: Server, capsys: pytest.Cap
     assert re.search(r"^(Rome|Oslo) in (May|June)$", shown, re.MULTILINE)
     assert re.search(r"^go to (Rome|Oslo)$", shown, re.MULTILINE)
     assert "unsupported_grammar grammar.value" in shown
+
+
+def test_python_examples_of_responses(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_python("responses.md", serve())  # Its own server: stored responses stay in memory.
+    shown = capsys.readouterr().out.splitlines()
+    assert shown.count("True") >= 3, (
+        "nothing is computed again, forks keep the response, a steer continues it"
+    )
+    assert "user My name is Ann." in shown
+    assert any(line.startswith("price {") for line in shown)
+    assert {"response.completed", "response.incomplete"} & set(shown), "a background response came to its end"
+    assert names["event"].response.id != names["running"]
 
 
 def test_shell_examples_of_structured_output(server: Server, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tests.engine.tiny import WORDS, tiny_engine, word
 TOKENS = 48
 PROMPT = [word(WORDS[place % len(WORDS)]) for place in range(19)]
 SHAPES = range(3)
+MORE_SHAPES = [pytest.param(number, marks=pytest.mark.soak) for number in range(3, 24)]
 
 
 def schema(random: Random, depth: int = 0) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def retract(engine: Engine, turn: Turn) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
-@pytest.mark.parametrize("number", SHAPES)
+@pytest.mark.parametrize("number", [*SHAPES, *MORE_SHAPES])
 def test_cuts_change_no_token(make_any: Make, number: int, overlap: bool) -> None:
     random, grammar, seed = case(number)
     expected = make_any.once(reference_of, number)

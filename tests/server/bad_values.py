@@ -55,3 +55,37 @@ SAMPLING: list[tuple[str, Any]] = [
 def renamed(**names: str) -> list[tuple[str, Any]]:
     """The same values for a door that calls some of the fields differently."""
     return [(names.get(field, field), value) for field, value in SAMPLING]
+
+
+ODD: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    2**64,
+    "",
+    "x",
+    SECRET,
+    [],
+    [[]],
+    {},
+    {"type": "text"},
+    [None],
+    "\x00",
+]
+"""Values of every kind, for whatever place."""
+
+
+def replaced(value: Any, number: int, odd: Any) -> tuple[Any, int]:
+    """A value whose inner value of that number, counted depth first, is another; and how many there were."""
+    if number == 0:
+        return odd, 1
+    count = 1
+    if isinstance(value, dict | list):
+        made: Any = dict(value) if isinstance(value, dict) else list(value)
+        for key in value if isinstance(value, dict) else range(len(value)):
+            made[key], inner = replaced(value[key], number - count, odd)
+            count += inner
+        return made, count
+    return value, count

@@ -225,6 +225,14 @@ def test_counted_tokens_are_those_of_the_prompt(caller: Server) -> None:
         )
 
 
+def test_examples_of_an_input_are_shown_with_its_schema(caller: Server) -> None:
+    examples = [{"city": "Bern"}, {"city": "Rome"}]
+    schema = {**WEATHER["input_schema"], "examples": examples}
+    told = count(caller, user("a"), tools=[{**WEATHER, "input_examples": examples}])
+    assert told == count(caller, user("a"), tools=[{**WEATHER, "input_schema": schema}])
+    assert told > count(caller, user("a"), tools=[{**WEATHER, "input_examples": []}])
+
+
 def test_cached_tokens_are_not_part_of_the_input(caller: Server) -> None:
     system, messages = "Be brief. " * 30, [user("one")]
     first = create(caller, *messages, system=system)

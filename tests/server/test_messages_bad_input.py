@@ -7,7 +7,7 @@ import pytest
 from holdfast.server.dialects.refused import ANTHROPIC_FIELDS
 from holdfast.server.dialects.tables import MESSAGES
 from tests.server.anthropic_wire import WEATHER, body, result, text, user
-from tests.server.bad_values import JSON, SAMPLING, SECRET
+from tests.server.bad_values import JSON, ODD, SAMPLING, SECRET, replaced
 from tests.server.conftest import Serve
 from tests.server.serving import Server
 from tests.server.test_bad_input import BODIES
@@ -161,39 +161,6 @@ def test_fields_are_refused_with_their_place(echo: Server, path: str) -> None:
             refused(echo, path, sent, param)
         else:
             assert echo.post(path, sent).status_code == 200
-
-
-ODD: list[Any] = [
-    None,
-    True,
-    0,
-    -1,
-    1.5,
-    2**64,
-    "",
-    "x",
-    SECRET,
-    [],
-    [[]],
-    {},
-    {"type": "text"},
-    [None],
-    "\x00",
-]
-
-
-def replaced(value: Any, number: int, odd: Any) -> tuple[Any, int]:
-    """A value whose inner value of that number, counted depth first, is another; and how many there were."""
-    if number == 0:
-        return odd, 1
-    count = 1
-    if isinstance(value, dict | list):
-        made: Any = dict(value) if isinstance(value, dict) else list(value)
-        for key in value if isinstance(value, dict) else range(len(value)):
-            made[key], inner = replaced(value[key], number - count, odd)
-            count += inner
-        return made, count
-    return value, count
 
 
 @pytest.mark.parametrize("path", PATHS)

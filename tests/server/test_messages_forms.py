@@ -79,6 +79,18 @@ def test_system_text_is_in_front_and_reminders_are_the_users() -> None:
     assert after[-1] == user("<system-reminder>\ns3\n</system-reminder>")
 
 
+def test_a_system_message_may_be_for_one_turn_of_the_user() -> None:
+    note = {"role": "system", "content": "now", "clear_at": "next_user_message"}
+    said = {"role": "assistant", "content": "b"}
+    shown = user("a\n<system-reminder>\nnow\n</system-reminder>")
+    assert read([user("a"), note]) == [shown]
+    assert read([user("a"), note, said]) == [shown, said]
+    assert read([user("a"), note, said, user("c")]) == [user("a"), said, user("c")]
+    kept = {**note, "clear_at": "never"}
+    assert read([user("a"), kept, said, user("c")]) == [shown, said, user("c")]
+    assert read([note, user("a")]) == [user("a")]
+
+
 def test_thinking_is_reasoning_and_what_another_server_redacted_is_left_out() -> None:
     thought = {"type": "thinking", "thinking": "t", "signature": "another's"}
     hidden = {"type": "redacted_thinking", "data": "?"}

@@ -247,6 +247,27 @@ def test_other_tools_of_the_client_are_called_as_functions(client: openai.OpenAI
     assert pieces == ["c"]
 
 
+def test_custom_tools_of_a_namespace_keep_it(client: openai.OpenAI) -> None:
+    tools: Any = [
+        {
+            "type": "namespace",
+            "name": "files",
+            "description": "",
+            "tools": [{"type": "custom", "name": "patch"}],
+        }
+    ]
+    said = calling("files.patch", {"input": "a"})
+    answer = say(client, said, tools=tools)
+    (patch,) = answer.output
+    assert (patch.type, patch.name, patch.namespace) == ("custom_tool_call", "patch", "files")
+    result = {"type": "custom_tool_call_output", "call_id": patch.call_id, "output": "done"}
+    after = say(client, [result], tools=tools, previous_response_id=answer.id)
+    # A client that keeps the items says the same: the call has its whole name.
+    items = [{"role": "user", "content": said}, patch.model_dump(exclude_none=True), result]
+    again = say(client, items, tools=tools, store=False)
+    assert after.usage.input_tokens == again.usage.input_tokens
+
+
 @pytest.mark.parametrize(
     ("choice", "names"),
     [

@@ -133,7 +133,7 @@ def call_item(key: str, index: int, call: wire.CallFields, kinds: Mapping[str, T
     called = {"call_id": call.id, "status": status}
     match kind.type:
         case "custom":
-            return {
+            item = {
                 "id": f"ctc_{key}{index}",
                 "type": "custom_tool_call",
                 **called,
@@ -147,13 +147,14 @@ def call_item(key: str, index: int, call: wire.CallFields, kinds: Mapping[str, T
                 **called,
                 "action": _action(call.arguments),
             }
-    item = {
-        "id": f"fc_{key}{index}",
-        "type": "function_call",
-        **called,
-        "name": kind.name,
-        "arguments": call.arguments,
-    }
+        case _:
+            item = {
+                "id": f"fc_{key}{index}",
+                "type": "function_call",
+                **called,
+                "name": kind.name,
+                "arguments": call.arguments,
+            }
     return item if kind.namespace is None else item | {"namespace": kind.namespace}
 
 

@@ -134,12 +134,16 @@ def _read_call(given: Mapping[str, Any], item_id: str, where: str) -> Item:
         "arguments": _text(given, "arguments", where),
         "status": "incomplete" if given.get("status") == "incomplete" else "completed",
     }
+    return _in_namespace(item, given)
+
+
+def _in_namespace(item: Item, given: Mapping[str, Any]) -> Item:
     namespace = given.get("namespace")
     return item | {"namespace": namespace} if isinstance(namespace, str) else item
 
 
 def _read_custom_call(given: Mapping[str, Any], item_id: str, where: str) -> Item:
-    return {
+    item = {
         "id": item_id,
         "type": "custom_tool_call",
         "call_id": _text(given, "call_id", where, ID_CHARACTERS_MAX),
@@ -147,6 +151,7 @@ def _read_custom_call(given: Mapping[str, Any], item_id: str, where: str) -> Ite
         "input": _text(given, "input", where),
         "status": "completed",
     }
+    return _in_namespace(item, given)
 
 
 def _read_shell_call(given: Mapping[str, Any], item_id: str, where: str) -> Item:
@@ -286,14 +291,18 @@ def _call(item: Item) -> dict[str, Any] | None:
     """A call in the form of chat completions; None if the item is something else."""
     match item["type"]:
         case "function_call":
-            namespace = item.get("namespace")
-            name = item["name"] if namespace is None else f"{namespace}.{item['name']}"
-            arguments = item["arguments"]
+            name, arguments = _called(item), item["arguments"]
         case "custom_tool_call":
-            name, arguments = item["name"], json.dumps({"input": item["input"]})
+            name, arguments = _called(item), json.dumps({"input": item["input"]})
         case "local_shell_call":
             action = {each: value for each, value in item["action"].items() if each not in ("type", "env")}
             name, arguments = "local_shell", json.dumps(action)
         case _:
             return None
     return {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _called(item: Item) -> str:
+    """The name by which the model calls a tool."""
+    namespace = item.get("namespace")
+    return str(item["name"] if namespace is None else f"{namespace}.{item['name']}")

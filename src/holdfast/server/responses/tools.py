@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from holdfast.engine.constraints.grammar import Kind
 from holdfast.server.dialects.constraints import Constraint
+from holdfast.server.dialects.refused import NOT_BUILT
 from holdfast.server.http.problems import Problem, bad_field
 
 __all__ = ["FUNCTION", "ToolKind", "ToolSet", "read_format", "read_tools", "shown_tools", "told_flat"]
@@ -111,6 +112,7 @@ def _add(
     name = "local_shell" if kind == "local_shell" else tool.get("name")
     if not isinstance(name, str):
         raise bad_field(f"{where}.name", "must be text")
+    _refuse_options(tool, where)
     called = name if namespace is None else f"{namespace}.{name}"
     if kind != "function" or namespace is not None:
         kinds[called] = ToolKind(kind, name, namespace)
@@ -122,6 +124,16 @@ def _add(
     else:
         function |= {"description": "Runs a command in a shell on the user's machine.", "parameters": _SHELL}
     offered.append({"type": "function", "function": function})
+
+
+def _refuse_options(tool: Mapping[str, Any], where: str) -> None:
+    """Refuse options that would let the model call the tool in a way that is not built."""
+    for field in ("async", "defer_loading"):
+        if tool.get(field) not in (None, False):
+            raise bad_field(f"{where}.{field}", NOT_BUILT, "unsupported")
+    callers = tool.get("allowed_callers")
+    if callers is not None and (not isinstance(callers, list) or "direct" not in callers):
+        raise bad_field(f"{where}.allowed_callers", "must include direct: the model is the only caller")
 
 
 def _refusal(kind: object) -> str:

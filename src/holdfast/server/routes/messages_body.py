@@ -37,6 +37,7 @@ class MessageTool(msgspec.Struct):
     defer_loading: bool | None = None
     allowed_callers: Any = None
     cache_control: CacheControl | None = None
+    input_examples: list[dict[str, Any]] | None = None
 
 
 class MessageToolChoice(msgspec.Struct):
@@ -134,7 +135,10 @@ def _function(tool: MessageTool, place: str) -> dict[str, Any]:
         raise bad_field(f"{place}.defer_loading", NOT_BUILT, "unsupported")
     if tool.allowed_callers not in (None, [], ["direct"]):
         raise bad_field(f"{place}.allowed_callers", NOT_BUILT, "unsupported")
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    parameters = tool.input_schema
+    if tool.input_examples:
+        parameters = {**parameters, "examples": tool.input_examples}
+    function: dict[str, Any] = {"name": tool.name, "parameters": parameters}
     if tool.description is not None:
         function["description"] = tool.description
     if tool.strict is not None:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.engine.portions import Portions
+from holdfast.server.dialects.refused import NOT_BUILT
 from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.limits import MESSAGES_MAX
 
@@ -98,10 +99,12 @@ class MessageBlock(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    """A message of a conversation."""
+    """A message of a conversation; the other fields belong to system messages."""
 
     role: str
     content: str | list[MessageBlock]
+    clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -162,6 +165,7 @@ def read_conversation(
         raise bad_field("messages", f"may hold at most {MESSAGES_MAX} messages")
     made = Conversation()
     instructions = _system_text(system, "system")
+    last_user = max((number for number, each in enumerate(messages) if each.role == "user"), default=-1)
     for number, message in enumerate(messages):
         place = f"messages[{number}]"
         if number % PORTION == PORTION - 1:
@@ -172,6 +176,8 @@ def read_conversation(
             _add_assistant(made, message, place)
         elif message.role == "system":
             text = _system_text(_blocks_of_system(message, place), f"{place}.content")
+            if message.clear_at == "next_user_message" and number < last_user:
+                continue
             if made.messages:
                 made.say(place, REMINDER.format(text=text))
             else:
@@ -197,6 +203,8 @@ def _system_text(system: str | list[SystemBlock] | None, place: str) -> str:
 
 
 def _blocks_of_system(message: Message, place: str) -> str | list[SystemBlock]:
+    if (message.output_config or {}).get("effort") is not None:
+        raise bad_field(f"{place}.output_config.effort", NOT_BUILT, "unsupported")
     if isinstance(message.content, str):
         return message.content
     blocks = []

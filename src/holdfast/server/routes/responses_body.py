@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.engine.portions import Portions
 from holdfast.server.dialects.answer_options import Effort
+from holdfast.server.dialects.refused import NOT_BUILT
 from holdfast.server.dialects.requests import make_body, refuse_unbuilt
 from holdfast.server.dialects.tables import RESPONSES
 from holdfast.server.http.problems import Problem, bad_field
@@ -95,6 +96,7 @@ def creation_of(service: Service, body: ResponseBody) -> Portions[Creation]:
     tools = read_tools(body.tools, body.tool_choice)
     include = _included(body.include)
     reasoning = body.reasoning or {}
+    _refuse_options(body)
     answer = RESPONSES.answer.read(
         body,
         constraint=read_format(body.text),
@@ -126,6 +128,21 @@ def creation_of(service: Service, body: ResponseBody) -> Portions[Creation]:
         truncates=body.truncation == "auto",
         sealed="reasoning.encrypted_content" in include,
     )
+
+
+def _refuse_options(body: ResponseBody) -> None:
+    """Refuse options inside of objects that would change the answer and are not built."""
+    for field, given, allowed in (
+        ("reasoning.mode", (body.reasoning or {}).get("mode"), (None, "standard")),
+        ("reasoning.context", (body.reasoning or {}).get("context"), (None, "auto", "all_turns")),
+        (
+            "prompt_cache_options.comparison_response_id",
+            (body.prompt_cache_options or {}).get("comparison_response_id"),
+            (None,),
+        ),
+    ):
+        if given not in allowed:
+            raise bad_field(field, NOT_BUILT, "unsupported")
 
 
 def _prewarms(body: ResponseBody) -> bool:

@@ -61,6 +61,7 @@ class AnswerFields(msgspec.Struct, kw_only=True):
     max_output_tokens: int | str | None = None
     max_response_output_tokens: int | str | None = None
     reasoning: ReasoningFields | None = None
+    prompt: Any = None
 
 
 class SessionFields(AnswerFields, kw_only=True):
@@ -69,7 +70,6 @@ class SessionFields(AnswerFields, kw_only=True):
     type: str | None = None
     audio: Shown = UNSET
     include: Shown = UNSET
-    prompt: Shown = UNSET
     tracing: Shown = UNSET
     truncation: Shown = UNSET
     voice: Shown = UNSET

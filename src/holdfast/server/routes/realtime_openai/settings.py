@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from holdfast.engine.sampling import Sampling
 from holdfast.server.dialects.answer_options import AnswerOptions, Effort
+from holdfast.server.dialects.refused import NOT_BUILT
 from holdfast.server.http.problems import Problem, bad_field
 from holdfast.server.routes.realtime_openai.client_events import AnswerFields, SessionFields
 from holdfast.server.turn_writer import checked_tools
@@ -32,7 +33,7 @@ AUDIO_SHOWN: dict[str, Any] = {
     },
     "output": {"format": {"type": "audio/pcm", "rate": 24000}, "voice": "none", "speed": 1.0},
 }
-ECHOED = ("audio", "include", "prompt", "tracing", "truncation")
+ECHOED = ("audio", "include", "tracing", "truncation")
 ECHOED_BETA = (
     "voice",
     "speed",
@@ -68,6 +69,8 @@ class AnswerSettings:
         """These settings with the fields that are given; `place` is the field that has them."""
         _require_text(fields.output_modalities, f"{place}.output_modalities")
         _require_text(fields.modalities, f"{place}.modalities")
+        if fields.prompt is not None:
+            raise bad_field(f"{place}.prompt", NOT_BUILT, "unsupported")
         made = self
         if fields.instructions is not None:
             made = replace(made, instructions=fields.instructions)
