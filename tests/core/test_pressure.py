@@ -51,6 +51,17 @@ def test_checkpoints_give_way_before_memory_that_is_needed() -> None:
     assert driver.session("a") not in driver.registry.queues.checkpointed
 
 
+def test_checkpoints_stay_where_they_hold_nothing_that_is_lacking() -> None:
+    driver = Driver("hybrid", 4, pages=8, slots=8)
+    for seed, name in enumerate(("a", "b")):
+        driver.open(name)
+        for turn in range(2):
+            driver.turn(name, 3, 2, 10 * seed + turn)
+    assert driver.counts(STATE) == {"FREE": 4, "SESSION": 2, "CHECKPOINT": 2}
+    assert ask(driver, "b", free(driver) + 1)
+    assert driver.counts(STATE) == {"FREE": 6, "SESSION": 1, "CHECKPOINT": 1}, "a has left, b has all it had"
+
+
 def test_pinned_checkpoints_stay() -> None:
     driver = Driver("hybrid", 4, slots=4, durable_turns=True)
     driver.open("a")

@@ -169,8 +169,10 @@ class Pressure:
                     take_back(self.registry, session)
 
     def _drop_checkpoints(self, shortage: Shortage, account: Account) -> None:
-        """Give up checkpoints that are not pinned, session by session."""
+        """Give up checkpoints that are not pinned, session by session; they hold no pages of full layers."""
         registry = self.registry
+        if shortage.pool.component is Component.FULL:
+            return
         for session in [each for each in registry.queues.checkpointed if each.holder.account is account]:
             if shortage.over:
                 return
