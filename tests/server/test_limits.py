@@ -331,6 +331,7 @@ CALLS = {
     "OpenSessionBody": "/open_session",
     "CompletionBody": "/v1/completions",
     "ResponseBody": "/v1/responses",
+    "Message": "messages",
     "MessageBlock": "/v1/messages",
     "SteerMessage": "response.steer",
     "StormBody": "/v1/storm",

@@ -48,7 +48,6 @@ STEER_BYTES_MAX = 1 << 18
 REALTIME_SHOWN_AGAIN = (
     "*.audio",
     "SessionFields.include",
-    "SessionFields.prompt",
     "*.tracing",
     "*.truncation",
     "*.voice",
@@ -176,6 +175,12 @@ LIMITS: tuple[Limit, ...] = (
         "MessageBlock.input", Bound(size=CALLS_BYTES_MAX, depth=METADATA_DEPTH_MAX), "1 MiB, nested 64 deep"
     ),
     Limit("*.input_schema", Bound(size=TOOLS.size, depth=TOOLS.depth), "1 MiB, nested 72 deep"),
+    Limit(
+        "*.input_examples",
+        Bound(entries=PARTS_MAX, size=TOOLS.size, depth=TOOLS.depth),
+        "1,024, 1 MiB, nested 72 deep",
+    ),
+    Limit("Message.output_config", _SMALL, "4 KiB, nested 8 deep"),
     Limit("*.schema", GRAMMAR, _words(GRAMMAR)),
     Limit("*.description", Bound(characters=CALLS_BYTES_MAX), "1,048,576 characters"),
     Limit("*.thinking", _TEXT, _FITS),
