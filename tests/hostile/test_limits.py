@@ -60,7 +60,14 @@ IGNORED = {
 }
 """Fields whose value may be anything: nothing has that name, or the value is of no use; none is kept."""
 
-IGNORED_KEYS = {("/v1/completions", "stream_options"), ("/v1/chat/completions", "stream_options")}
+IGNORED_KEYS = {
+    ("/v1/completions", "stream_options"),
+    ("/v1/chat/completions", "stream_options"),
+    ("/v1/messages", "output_config"),
+    ("/v1/messages/count_tokens", "output_config"),
+    ("/generate", "sampling_params"),
+    ("/generate", "session_params"),
+}
 """Objects whose unknown fields are ignored, as those of the body itself: they are read and not kept."""
 
 NESTED = {
