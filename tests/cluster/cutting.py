@@ -5,6 +5,7 @@ closed. The statement was carried out then, and its client cannot know.
 """
 
 import contextlib
+import shutil
 import socket
 import tempfile
 import threading
@@ -45,6 +46,7 @@ class Proxy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._listener.close()
+        shutil.rmtree(self.directory)
 
     def part(self) -> None:
         """Cut all connections, and accept no others."""
