@@ -56,10 +56,9 @@ class Parcel:
         return []
 
     def discard(self, fence: int) -> None:
-        """Give up both sides of the parcel."""
+        """Give up the units on both sides."""
         for hold in (*self.home.values(), *self.away.values()):
             hold.release(fence)
-        self.home, self.away = {}, {}
 
 
 def own_holds(sequence: Sequence) -> dict[Component, Hold]:

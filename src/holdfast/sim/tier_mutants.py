@@ -121,6 +121,7 @@ def failed_sink_loses_the_parcel(patcher: Patcher) -> None:
         except OutOfUnits:
             patcher.reach()
             parcel.discard(sequence.fence)
+            parcel.away = {}
             raise
 
     patcher.replace(tiers, "sink", faulty)
