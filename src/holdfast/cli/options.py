@@ -224,7 +224,7 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
     Option(
         "overlap",
         bool,
-        "Overlap scheduling with the running step (default: on a GPU).",
+        "Overlap scheduling with the running step (default: on a GPU, unless tokens are drafted).",
         flags=("--overlap/--no-overlap",),
     ),
     Option(

@@ -93,8 +93,10 @@ class EngineLoop:
         self._pending: Flight | StepResult | None = None
         device, overlap = setup.model.device, setup.options.overlap
         self.capturing = Capturing(executor, clock)
-        # A CPU that computes a step has no time to plan the next one.
-        self._overlap = device.type == "cuda" if overlap is None else overlap
+        # A CPU that computes a step has no time to plan the next one. Rows that may have drafts wait for the
+        # step in flight: planned beside it, other rows need a step of their own, which reads all weights.
+        ahead = device.type == "cuda" and speculator is None
+        self._overlap = ahead if overlap is None else overlap
 
     @property
     def busy(self) -> bool:

@@ -116,10 +116,11 @@ class EngineOptions:
     PostgreSQL database) sessions survive the process; `durability` says what answers wait for. `disk` is a
     directory for the memory of idle sessions, of at most `disk_limit` bytes; a session is written there after
     `snapshot_seconds` without a turn. The last token of a turn is left for `seal_seconds` to the turn that
-    follows. `overlap` plans a step while the one before runs. `pack_weights` also keeps weights in twelve
-    bits, on GPUs that read those faster. `fast_start` captures no CUDA graphs. `speculate` drafts
-    tokens from n-grams of the text, or with the multi-token-prediction head of the checkpoint (`mtp`).
-    `draft` is a small model of the same vocabulary that drafts tokens for this one, or an EAGLE-3 head of it.
+    follows. `overlap` plans a step while the one before runs; by default on a GPU, unless tokens are drafted.
+    `pack_weights` also keeps weights in twelve bits, on GPUs that read those faster. `fast_start` captures no
+    CUDA graphs. `speculate` drafts tokens from n-grams of the text, or with the multi-token-prediction head
+    of the checkpoint (`mtp`). `draft` is a small model of the same vocabulary that drafts tokens for this
+    one, or an EAGLE-3 head of it.
     The cache of either has `draft_tokens` tokens.
     `tool_parser` and `reasoning_parser` name how the model writes tool calls and marks its reasoning; `auto`
     finds that out, `none` reads neither.

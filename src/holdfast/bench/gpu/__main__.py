@@ -264,7 +264,7 @@ def measure(name: str, chosen: Selection, bandwidth: float) -> None:
 def measure_heads(name: str, model: Model) -> None:
     """Three drafts a step at a planted acceptance: verification alone, and with an EAGLE-3 head."""
     cases = [DraftCase(rows, agreement) for agreement in (0.6, 0.8) for rows in (1, 16)]
-    options = {**OPTIONS, "kv_tokens": 32_000, "window_tokens": 16_000, "max_running": 64}
+    options = {**OPTIONS, "kv_tokens": 32_000, "window_tokens": 16_000, "max_running": 64, "overlap": None}
     if model.memory_shape.state is not None:
         options["state_slots"] = 4 * options["max_running"]
     with few_collections():
