@@ -12,7 +12,7 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.step import split_keys as sharing
 from holdfast.engine.step.graphs import largest_of, shapes
 from holdfast.engine.step.inputs import Limits, Lists, Shape, views
-from holdfast.engine.step.split_keys import QUEUED_ROWS, Sharing, sharing_for
+from holdfast.engine.step.split_keys import LONG_STEP, QUEUED_ROWS, Sharing, sharing_for
 from holdfast.kernels import PieceQueue, build_queue
 from holdfast.kernels.cuda import attention
 from holdfast.kernels.cuda.driver import Machine
@@ -73,7 +73,8 @@ def test_steps_that_are_too_large() -> None:
 class Made:
     """What `sharing_for` makes of a model's layers, for a GPU that is not there."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, taken: bool) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, taken: bool, step_tokens: int = 64) -> None:
+        self.step_tokens = step_tokens
         self.asked: list[tuple[object, ...]] = []
         self.built: list[tuple[object, ...]] = []
 
@@ -97,7 +98,7 @@ class Made:
         self, *mixers: object, device: torch.device = GPU, stored: torch.dtype = torch.bfloat16
     ) -> Any:
         config: Any = SimpleNamespace(layers=[SimpleNamespace(mixers=(mixer,)) for mixer in mixers])
-        return sharing_for(config, LARGEST, 64, (torch.bfloat16, stored), device)
+        return sharing_for(config, LARGEST, 64, (torch.bfloat16, stored), device, self.step_tokens)
 
 
 def test_a_model_whose_full_attention_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +108,40 @@ def test_a_model_whose_full_attention_is_taken(monkeypatch: pytest.MonkeyPatch) 
     assert made(HEADS, window, sunk) == (HEADS, LARGEST, GPU, "queue")
     assert made.asked == [(32, 8, 128, 64, torch.bfloat16, GPU)], "decided once, windows aside"
     assert made.built == [(LARGEST.tokens, LARGEST.rows, 32, 8, 128, GPU)]
+
+
+def test_a_queue_has_room_for_the_longest_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch, taken=True, step_tokens=8192)
+    made(HEADS)
+    made(HEADS, stored=torch.float8_e4m3fn)
+    sizes = [(given[0], given[1]) for given in made.built]
+    assert sizes == [(8192, LARGEST.rows), (LARGEST.tokens, LARGEST.rows)], "decode steps alone in eight bits"
+
+
+def test_long_steps_have_the_whole_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its list is made by one kernel, whatever their size, with or without rows of one token."""
+    made = Sharing(HEADS, LARGEST, CPU, queue_of(Shape(64, 8192, 64, False)))
+    found = [
+        made.lists(Shape(rows, tokens, rows, False), ones=ones).queue
+        for rows, tokens, ones in ((1, LONG_STEP, False), (1, 8192, False), (64, 3000, True))
+    ]
+    lines = {(queue.listed.shape[0], queue.tiles) for queue in found if queue is not None}
+    assert len(found) == 3 and None not in found and len(lines) == 1
+    assert made.lists(Shape(1, LONG_STEP - 1, 1, False), ones=False) == Lists()
+    short = made.lists(Shape(1, LONG_STEP - 1, 1, False)).queue
+    assert short is not None and not short.tiles
+    assert made.lists(Shape(1, 20_000, 1, False), ones=False) == Lists(), "more than there is room for"
+    for without in (
+        Sharing(HEADS, LARGEST, CPU, None),
+        Sharing(HEADS, LARGEST, CPU, queue_of(LARGEST), scaled=True),
+    ):
+        assert without.lists(Shape(1, 4096, 1, False), ones=False) == Lists()
+    listed: list[PieceQueue | None] = []
+    monkeypatch.setattr(sharing, "list_pieces", lambda batch: listed.append(batch.queue))
+    made.warm_up(CPU)
+    Sharing(HEADS, LARGEST, CPU, None).warm_up(CPU)
+    (warmed,) = listed
+    assert warmed is not None and {(warmed.listed.shape[0], warmed.tiles)} == lines
 
 
 def test_a_model_whose_full_attention_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,6 +301,8 @@ def queue_rows() -> list[tuple[list[int], list[int]]]:
         ([33], [33]),
         ([20000], [1]),
         ([20000], [32]),
+        ([2200], [2200]),
+        ([1500, 2100, 7], [1100, 800, 7]),
         (
             [chance.randint(40, 2000) for _ in range(60)],
             [chance.choice([1, 1, 1, 1, 2, 7, 16, 17, 32, 33]) for _ in range(60)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -37,8 +38,8 @@ def said_without_compiler(
     return [record.getMessage() for record in caplog.records]
 
 
-def compiler_report(source: str, folder: Path) -> str:
-    """nvcc's report on a source, which has no register spills and no serialised matrix instructions."""
+def compiler_report(source: str, folder: Path, spilled_most: int = 0) -> str:
+    """nvcc's report on a source, which spills few bytes and has no serialised matrix instructions."""
     file = folder / "kernel.cu"
     file.write_text(source)
     flags = ("-arch=sm_90a", "-std=c++17", "-cubin", "-Werror", "all-warnings", "-Xptxas", "-v")
@@ -50,6 +51,7 @@ def compiler_report(source: str, folder: Path) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert " 0 bytes spill stores, 0 bytes spill loads" in done.stderr
+    spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
+    assert spilled is not None and max(map(int, spilled.groups())) <= spilled_most, done.stderr
     assert "serialized" not in done.stderr, "the matrix units would wait for each other"
     return done.stderr

@@ -89,7 +89,7 @@ class Step(NamedTuple):
     programs: int
 
 
-def listed_by(step: Step) -> tuple[list[list[int]], PieceQueue]:
+def listed_by(step: Step, tiles: int = 0) -> tuple[list[list[int]], PieceQueue]:
     """The lines that a step's list has room for, filled over poison; what lies past them is left alone."""
     starts = [context - count for context, count in zip(step.contexts, step.counts, strict=True)]
     batch = build_batch([[0] * count for count in step.counts], starts)
@@ -98,14 +98,17 @@ def listed_by(step: Step) -> tuple[list[list[int]], PieceQueue]:
     lines = queue_lines(batch.tokens.shape[0], batch.rows, *work)
     storage = torch.full((lines + GUARD, QUEUE_FIELDS), UNTOUCHED, dtype=torch.int32)
     nothing = torch.zeros(0)
-    batch.queue = PieceQueue(storage[:lines], nothing, nothing, nothing, *work)
+    batch.queue = PieceQueue(storage[:lines], nothing, nothing, nothing, *work, tiles)
     import_module("holdfast.kernels.triton").list_pieces(batch)
     assert bool((storage[lines:] == UNTOUCHED).all()), "written past the end of the list"
     return storage[:lines].tolist(), batch.queue
 
 
 def tiles_of(step: Step) -> list[tuple[int, int, int, int, int]]:
-    """Of each tile, in order: row, first token, tokens, position of the first one, keys of earlier steps."""
+    """Of each tile, in order: row, first token, tokens, position of the first one, keys of earlier steps.
+
+    Those of rows of several tokens come first, the last of them before all others.
+    """
     tiles, token = [], 0
     for row, (count, context) in enumerate(zip(step.counts, step.contexts, strict=True)):
         for passed in range(0, count, step.queries):
@@ -113,7 +116,8 @@ def tiles_of(step: Step) -> list[tuple[int, int, int, int, int]]:
             tokens = min(step.queries, count - passed)
             tiles.append((row, token + passed, tokens, history + passed, history))
         token += count
-    return sorted(tiles, key=lambda tile: step.counts[tile[0]] == 1)
+    several = [tile for tile in tiles if step.counts[tile[0]] > 1]
+    return several[::-1] + [tile for tile in tiles if step.counts[tile[0]] == 1]
 
 
 def check_list(step: Step) -> list[Piece]:
@@ -185,11 +189,18 @@ def test_a_list_keeps_its_promises(interpreter: None, seed: int) -> None:
         Step([128], [2500], 0, 128, 1, 37),  # one wide tile, cut as often as there are programs
         Step([16] * 30, [64 * 40] * 30, 0, 16, 8, 132),
         Step([2] * 100, [64 * length for length in range(1, 101)], 0, 8, 1, 132),
+        Step([8192], [8192], 0, 32, 8, 132),
+        Step([2048, 1, 700, 900], [9000, 77, 700, 30_000], 0, 32, 8, 132),
     ],
     ids=lambda step: f"{len(step.counts)} rows of {step.counts[0]}",
 )
 def test_lists_of_steps_at_the_edge(interpreter: None, step: Step) -> None:
     check_list(step)
+
+
+def test_a_kernel_for_more_tiles_lists_the_same(interpreter: None) -> None:
+    step = Step([300, 1, 33], [5000, 800, 33], 5, 32, 8, 132)
+    assert listed_by(step, tiles=500)[0] == listed_by(step)[0]
 
 
 def test_pieces_become_shorter_towards_the_end(interpreter: None) -> None:
@@ -205,7 +216,7 @@ def test_pieces_become_shorter_towards_the_end(interpreter: None) -> None:
 def test_all_of_a_row_is_taken_at_one_time(interpreter: None) -> None:
     """A turn's input comes with the last token of the answer before it: 33 tokens are two tiles."""
     pieces = check_list(Step([1] * 58 + [33] * 6, [1150] * 64, 0, 32, 8, 132))
-    assert [piece.tokens for piece in pieces[:12]] == [32, 1] * 6
+    assert [piece.tokens for piece in pieces[:12]] == [1, 32] * 6
     assert {piece.parts for piece in pieces[:12]} == {1}
 
 
@@ -249,7 +260,8 @@ def test_a_kernel_compiles_and_keeps_its_sums_in_registers(
 ) -> None:
     wanted = Shape(*shape)
     stages = wanted.stages(H200)
-    report = compiler_report(source_of(wanted, stages), tmp_path)
+    # Of the numbers that a group counts pieces with, two may be elsewhere: they are used once a piece.
+    report = compiler_report(source_of(wanted, stages), tmp_path, spilled_most=16)
     own = re.search(r"(\d+) bytes smem", report)
     assert own is not None
     assert wanted.shared(stages) + int(own[1]) <= H200.shared_memory

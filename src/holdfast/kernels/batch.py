@@ -80,7 +80,7 @@ class PieceQueue:
     the offset (in tokens) of the tile's results in `partial`. Lines with zero tokens end the list. `arrived`
     counts finished pieces by the line of the tile's first one, key head and warp group; `taken` counts pieces
     taken and programs that found none. Both are zero between launches. `queue_lines` and `queue_room` compute
-    the sizes.
+    the sizes. The kernel that lists is compiled for `tiles` tiles; 0 is as many as the step may have.
     """
 
     listed: torch.Tensor  # int32 [lines, QUEUE_FIELDS]
@@ -90,6 +90,7 @@ class PieceQueue:
     queries: int
     kv_heads: int
     programs: int  # persistent programs that take pieces
+    tiles: int = 0
 
     def for_step(self, tokens: int, rows: int) -> PieceQueue | None:
         """The queue cut to the lines that a step of this size needs; None where the queue is too small."""
@@ -98,6 +99,12 @@ class PieceQueue:
         if lines > self.listed.shape[0] or queue_room(tokens, *work) > self.partial.shape[0]:
             return None
         return replace(self, listed=self.listed[:lines])
+
+    def for_long_step(self, tokens: int, rows: int) -> PieceQueue | None:
+        """The whole queue, which one kernel lists whatever the size of a step; None where it is too small."""
+        if self.for_step(tokens, rows) is None:
+            return None
+        return replace(self, tiles=self.listed.shape[0])
 
 
 def tile_count(tokens: int, rows: int, queries: int) -> int:
@@ -120,11 +127,12 @@ def queue_lines(tokens: int, rows: int, queries: int, kv_heads: int, programs: i
 def queue_room(tokens: int, queries: int, kv_heads: int, programs: int) -> int:
     """Tokens that a queue's `partial` needs room for: the tokens of every piece of a split tile.
 
-    The first piece of every tile: `tokens` in total. Each kind has fewer than `kind * programs / kv_heads`
-    further pieces (see `queue_lines`): wide ones of at most `queries` tokens, others of one.
+    Each kind has fewer than `kind * programs / kv_heads` pieces that are not the first of their tile (see
+    `queue_lines`): wide ones of at most `queries` tokens, others of one. The first pieces of split tiles have
+    no more tokens than these, and at most `tokens`.
     """
-    more = queries * WIDE_PIECES + max(LARGE_PIECES, SMALL_PIECES)
-    return tokens + -(-more * programs // kv_heads)
+    more = -(-(queries * WIDE_PIECES + max(LARGE_PIECES, SMALL_PIECES)) * programs // kv_heads)
+    return min(tokens, more) + more
 
 
 class Least(NamedTuple):

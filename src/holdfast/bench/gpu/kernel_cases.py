@@ -348,6 +348,17 @@ def cases(only: str) -> Iterator[Callable[[], Case]]:
         ([1] * 24, 8191, "decode 24 x 8192"),
     ):
         makers += [("attend", partial(attention, counts, start, 64, DENSE, label, way)) for way in ways]
+    for counts, start in (
+        *(([tokens], start) for tokens in (17, 32, 33, 64, 128, 256, 512) for start in (1024, 8192, 32768)),
+        *(([tokens], 0) for tokens in (512, 2048, 8192)),
+        ([2048] * 4, 0),
+    ):
+        label = f"turn of {len(counts)} x {counts[0]} at {start}"
+        makers += [
+            ("attend turn", partial(attention, counts, start, 64, DENSE, label, way))
+            for way in ways
+            if way != "pieces"
+        ]
     for rows, context in ((4, 1300), (64, 1300), (24, 8192), (64, 8192), (1, 32768)):
         makers += [("attend fp8", partial(scaled_attention, rows, context, 64, DENSE, way)) for way in ways]
     for tokens in (1, 64, 256, 8192):

@@ -131,7 +131,10 @@ class Executor:
             memory.layout.page_size,
             (model.dtype, memory.types.kv),
             model.device,
+            memory.tuning.step_tokens,
         )
+        if self._sharing is not None:
+            self._sharing.warm_up(model.device)
         self._graphs: StepGraphs | None = None
         self._sampler_rows: dict[int, tuple[int, int]] = {}
         self._free_rows = list(range(rows_max - 1, -1, -1))
@@ -228,10 +231,10 @@ class Executor:
         return StepBuffers(self.model.device, shape, width, components)
 
     def _batch(self, buffers: StepBuffers, given: Views, shape: Shape, limits: Limits) -> Batch:
-        """The batch of a step, with split-K attention where it has one-token rows."""
+        """The batch of a step, with split-K attention where it has one-token rows or is long."""
         lists = Lists()
-        if self._sharing is not None and limits.rows_of_one:
-            lists = self._sharing.lists(shape)
+        if self._sharing is not None:
+            lists = self._sharing.lists(shape, ones=limits.rows_of_one > 0)
         return buffers.batch(given, shape, self.layout.page_size, limits, lists)
 
     # --- launching --------------------------------------------------------------------------------

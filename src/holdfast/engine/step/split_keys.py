@@ -15,7 +15,9 @@ from holdfast.kernels import (
     PIECE_FIELDS,
     PieceQueue,
     Pieces,
+    build_batch,
     build_queue,
+    list_pieces,
     takes_queue,
     takes_scaled_queue,
     tile_count,
@@ -34,6 +36,9 @@ FILLING = 4
 QUEUED_ROWS = 96
 """Rows up to which a decode step uses a queue: more rows fill the device evenly with one piece each."""
 
+LONG_STEP = 2048
+"""Tokens from which on every step uses a queue: its kernel multiplies faster, and takes longer to begin."""
+
 
 class Sharing:
     """The lists for steps up to one shape."""
@@ -47,7 +52,7 @@ class Sharing:
         *,
         scaled: bool = False,
     ) -> None:
-        """`queue` has room for steps of that shape; None where there is no kernel for it.
+        """`queue` has room for steps of that shape at least; None where there is no kernel for it.
 
         The kernel for `scaled` keys takes decode steps of any size, and no others.
         """
@@ -62,16 +67,30 @@ class Sharing:
         self._listed = torch.zeros(2, self._lines, PIECE_FIELDS, dtype=torch.int32, device=device)
         self._arrived = torch.zeros(self._lines * attention.kv_heads, dtype=torch.int32, device=device)
 
-    def lists(self, shape: Shape) -> Lists:
+    def lists(self, shape: Shape, *, ones: bool = True) -> Lists:
         """The lists of one shape: a queue with room for it, unless many rows decode; else pieces.
 
-        A step too large for both fills the device anyway, and has none.
+        A step too large for both fills the device anyway, and has none. So has one without rows of one token
+        (`ones`), unless it is long enough for the queue.
         """
+        if self._queue is not None and not self._scaled and shape.tokens >= LONG_STEP:
+            whole = self._queue.for_long_step(shape.tokens, shape.rows)
+            if whole is not None:
+                return Lists(queue=whole)
+        if not ones:
+            return Lists()
         queue = None
         queued = shape.decode if self._scaled else not shape.decode or shape.rows <= QUEUED_ROWS
         if self._queue is not None and queued:
             queue = self._queue.for_step(shape.tokens, shape.rows)
         return Lists(queue=queue) if queue is not None else Lists(self._pieces(shape))
+
+    def warm_up(self, device: torch.device) -> None:
+        """Compile the kernel that lists long steps: the first long input would wait for it."""
+        if self._queue is not None and not self._scaled:
+            batch = build_batch([[0]], [0], device=device)
+            batch.queue = self._queue.for_long_step(1, 1)
+            list_pieces(batch)
 
     def _pieces(self, shape: Shape) -> tuple[Pieces, ...]:
         """Lists of short rows, and of longer ones where the shape may have any."""
@@ -96,10 +115,12 @@ def sharing_for(
     page_size: int,
     dtypes: tuple[torch.dtype, torch.dtype],
     device: torch.device,
+    step_tokens: int,
 ) -> Sharing | None:
     """The lists for a model's full attention, if it has any and runs on a GPU.
 
-    `dtypes` are those of the model and of its keys and values.
+    `largest` is the largest captured shape; other steps have at most `step_tokens` tokens. `dtypes` are those
+    of the model and of its keys and values.
     """
     mixers = [mixer for layer in config.layers for mixer in layer.mixers]
     full = [mixer for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.window is None]
@@ -113,6 +134,7 @@ def sharing_for(
         (heads,) = shapes
         takes = takes_scaled_queue if scaled else takes_queue
         if (scaled or computed == stored) and takes(*heads, page_size, computed, device):
-            queue = build_queue(largest.tokens, largest.rows, *heads, device)
+            tokens = largest.tokens if scaled else max(largest.tokens, step_tokens)
+            queue = build_queue(tokens, largest.rows, *heads, device)
     widest = max(full, key=lambda mixer: mixer.kv_heads)
     return Sharing(widest, largest, device, queue, scaled=scaled)

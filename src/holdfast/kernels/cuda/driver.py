@@ -23,7 +23,7 @@ from holdfast.kernels.compiled import keep, kept
 
 log = logging.getLogger("holdfast.kernels")
 
-COMPILER_OPTIONS = ("--gpu-architecture=sm_90a", "--std=c++17")
+COMPILER_OPTIONS = ("--gpu-architecture=sm_90a", "--std=c++17", "--device-as-default-execution-space")
 
 BFLOAT16 = 9
 SWIZZLE_64_BYTES, SWIZZLE_128_BYTES = 2, 3

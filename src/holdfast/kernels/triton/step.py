@@ -131,7 +131,8 @@ def _list_queue(
     keys = tl.where(real, first + queries, 0)
     blocks = tl.cdiv(keys, STEP)
     # Rows of several tokens come first: their blocks take longest. All tiles of such a row see about the
-    # same keys, which are read from memory once if programs take them at the same time.
+    # same keys, which are read from memory once if programs take them at the same time. The last tile sees
+    # the most, so it is the first.
     several = count > 1
     ones = tl.where(several, 0, blocks)
     total = tl.sum(blocks, axis=0)
@@ -147,7 +148,7 @@ def _list_queue(
     one_parts = parts - wide_parts
     line = tl.where(
         several,
-        tl.cumsum(wide_parts, axis=0) - wide_parts,
+        tl.sum(wide_parts, axis=0) - tl.cumsum(wide_parts, axis=0),
         tl.sum(wide_parts, axis=0) + tl.cumsum(one_parts, axis=0) - one_parts,
     )
     stored = tl.where(parts > 1, parts * queries, 0)
@@ -257,11 +258,12 @@ def _fill_queue(batch: Batch, queue: PieceQueue) -> None:
     lines, fields = queue.listed.shape
     assert queue.listed.is_contiguous()
     assert lines >= queue_lines(tokens, batch.rows, queue.queries, queue.kv_heads, queue.programs)
+    block_tiles = power_of_two(max(tiles, queue.tiles))
     _list_queue[(1,)](
         batch.row_start, batch.context, queue.listed, batch.rows, tiles, lines, queue.kv_heads,
         queue.programs, QUERIES=queue.queries, FIELDS=fields, STEP=KEY_BLOCK, WIDE=WIDE_PIECES,
-        LARGE=LARGE_PIECES, SMALL=SMALL_PIECES, EARLY=EARLY, ROUNDS=max(1, batch.rows.bit_length()),
-        BLOCK_TILES=power_of_two(tiles), BLOCK_LINES=power_of_two(lines), num_warps=4,
+        LARGE=LARGE_PIECES, SMALL=SMALL_PIECES, EARLY=EARLY, ROUNDS=block_tiles.bit_length(),
+        BLOCK_TILES=block_tiles, BLOCK_LINES=power_of_two(lines), num_warps=4,
     )  # fmt: skip
 
 

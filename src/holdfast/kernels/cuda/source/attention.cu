@@ -50,6 +50,12 @@ struct Result {
     }
 };
 
+// Blocks of keys that are multiplied together.
+template <int COUNT>
+struct Blocks {
+    static constexpr int blocks = COUNT;
+};
+
 // An instruction of a warp: sums[16 x 8] += a[16 x 16] b[16 x 8].
 __device__ __forceinline__ void multiply(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile(
@@ -218,7 +224,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
 
     for (int count = 0;; count++) {
         wait(full(step), step / STAGES & 1);
-        const Piece piece = known[count % KNOWN];
+        // Read where it is needed: a copy would take registers that the products need.
+        const Piece& piece = known[count % KNOWN];
         if (piece.tokens == 0) return;
         const bool alone = piece.tokens <= QUERIES;
         const int skipped = alone ? 0 : group * QUERIES;
@@ -237,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
             continue;
         }
         const int first = piece.first + skipped;
-        const size_t corner = ((size_t)(piece.token + skipped) * KV_HEADS + piece.head) * GROUP * DIM + column;
+        auto corner = [&]() { return ((size_t)(piece.token + skipped) * KV_HEADS + piece.head) * GROUP * DIM + column; };
         auto row_at = [&](int of) { return (size_t)(of / GROUP) * HEADS * DIM + of % GROUP * DIM; };
         // Where a part's results go: by token, then as in `out`.
         auto part_at = [&](int part, int of) {
@@ -266,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
             u32 queries[DIM / 8];
 #pragma unroll
             for (int i = 0; i < DIM / 8; i++)
-                queries[i] = lane / 4 < rows ? *(const u32*)(query + corner + row_at(lane / 4) + i * 8) : 0;
+                queries[i] = lane / 4 < rows ? *(const u32*)(query + corner() + row_at(lane / 4) + i * 8) : 0;
             NarrowResult result;
             result.clear();
             int block = 0;
@@ -309,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
                     whole.add(theirs + at, theirs[DIM], theirs[DIM + 1]);
                 }
                 if (piece.parts == 1)
-                    whole.finish(out + corner - column + row_at(of) + at, sunk(whole.weight, whole.peak, of));
+                    whole.finish(out + corner() - column + row_at(of) + at, sunk(whole.weight, whole.peak, of));
                 else
                     whole.leave(part_at(piece.part, of), at);
             }
@@ -330,60 +337,73 @@ extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
                         *(float2*)(theirs + i) = __ldcg((const float2*)(part_at(part, of) + at + i));
                     whole.add(theirs, found.x, found.y);
                 }
-                whole.finish(out + corner - column + row_at(of) + at, sunk(whole.weight, whole.peak, of));
+                whole.finish(out + corner() - column + row_at(of) + at, sunk(whole.weight, whole.peak, of));
             }
             continue;
         }
 
-        u32 queries[DIM / 4], weights[KEYS / 4];
+        u32 queries[DIM / 4], weights[2][KEYS / 4];
 #pragma unroll
         for (int i = 0; i < DIM / 4; i++) {
             const int of = row + i % 2 * 8;
-            queries[i] = of < rows ? *(const u32*)(query + corner + row_at(of) + i / 2 * 8) : 0;
+            queries[i] = of < rows ? *(const u32*)(query + corner() + row_at(of) + i / 2 * 8) : 0;
         }
         Result result;
         result.clear();
-        float scores[KEYS / 2], shrink[2];
+        float scores[2][KEYS / 2], shrink[2];
 
-        // Wait for the next block and begin to multiply its keys.
-        auto begin_scores = [&](int key) {
-            const u32 keys = ring + step % STAGES * PLACE, values = keys + BLOCK;
-            wait(full(step), step / STAGES & 1);
-            const int there = piece.finish - key;
-            if (there < KEYS) {
-                // What lies past the context may be anything; weights of zero do not undo it.
-                for (int i = thread; i < (KEYS - there) * HALVES * 8; i += 128) {
-                    const u32 past = there + i / 8 / HALVES;
-                    const u32 at = values + i / 8 % HALVES * HALF + past * LINE + i % 8 * 16;
-                    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+        // Wait for the next blocks and begin to multiply their keys.
+        auto begin_scores = [&](auto now, int key) {
+#pragma unroll
+            for (int block = 0; block < now.blocks; block++) {
+                wait(full(step + block), (step + block) / STAGES & 1);
+                const int there = piece.finish - key - block * KEYS;
+                if (there < KEYS) {
+                    // What lies past the context may be anything; weights of zero do not undo it.
+                    const u32 values = ring + (step + block) % STAGES * PLACE + BLOCK;
+                    for (int i = thread; i < (KEYS - there) * HALVES * 8; i += 128) {
+                        const u32 past = there + i / 8 / HALVES;
+                        const u32 at = values + i / 8 % HALVES * HALF + past * LINE + i % 8 * 16;
+                        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+                    }
+                    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+                    meet(1 + group, 128);
                 }
-                asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-                meet(1 + group, 128);
             }
             begin_products();
 #pragma unroll
-            for (int k = 0; k < DIM / 16; k++)
-                score(scores, queries[4 * k], queries[4 * k + 1], queries[4 * k + 2], queries[4 * k + 3],
-                      block_at(keys + k / 4 * HALF) + 2 * (k % 4), k != 0);
+            for (int block = 0; block < now.blocks; block++) {
+                const u32 keys = ring + (step + block) % STAGES * PLACE;
+#pragma unroll
+                for (int k = 0; k < DIM / 16; k++)
+                    score(scores[block], queries[4 * k], queries[4 * k + 1], queries[4 * k + 2], queries[4 * k + 3],
+                          block_at(keys + k / 4 * HALF) + 2 * (k % 4), k != 0);
+            }
             commit_products();
         };
-        // Begin to add the values of an earlier step's block, as its weights have them.
-        auto begin_values = [&](int of) {
-            const u32 values = ring + of % STAGES * PLACE + BLOCK;
+        // Begin to add the values of earlier blocks, as their weights have them.
+        auto begin_values = [&](auto before, int first_step) {
             begin_products();
 #pragma unroll
-            for (int k = 0; k < KEYS / 16; k++)
-                gather(result.mixed, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3],
-                       block_at(values, HALF) + k * (16 * LINE >> 4));
+            for (int block = 0; block < before.blocks; block++) {
+                const u32 values = ring + (first_step + block) % STAGES * PLACE + BLOCK;
+#pragma unroll
+                for (int k = 0; k < KEYS / 16; k++)
+                    gather(result.mixed, weights[block][4 * k], weights[block][4 * k + 1], weights[block][4 * k + 2],
+                           weights[block][4 * k + 3], block_at(values, HALF) + k * (16 * LINE >> 4));
+            }
             commit_products();
         };
         // Scores become weights; `shrink` is what that makes of the results so far.
-        auto soften = [&](int key) {
-            if (key + KEYS - 1 > first) {
+        auto soften = [&](auto now, int key) {
+            if (key + now.blocks * KEYS - 1 > first) {
 #pragma unroll
-                for (int i = 0; i < KEYS / 2; i++) {
-                    const int position = first + (row + i / 2 % 2 * 8) / GROUP;
-                    if (key + i / 4 * 8 + column + i % 2 > position) scores[i] = NOTHING;
+                for (int block = 0; block < now.blocks; block++) {
+#pragma unroll
+                    for (int i = 0; i < KEYS / 2; i++) {
+                        const int position = first + (row + i / 2 % 2 * 8) / GROUP;
+                        if (key + block * KEYS + i / 4 * 8 + column + i % 2 > position) scores[block][i] = NOTHING;
+                    }
                 }
             }
 #pragma unroll
@@ -392,7 +412,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
                 if (within * 16 + 8 * half >= rows) continue;
                 float higher = NOTHING;
 #pragma unroll
-                for (int i = 2 * half; i < KEYS / 2; i += 4) higher = fmaxf(higher, fmaxf(scores[i], scores[i + 1]));
+                for (int i = 2 * half; i < KEYS / 2; i += 4) {
+#pragma unroll
+                    for (int block = 0; block < now.blocks; block++)
+                        higher = fmaxf(higher, fmaxf(scores[block][i], scores[block][i + 1]));
+                }
                 higher = fmaxf(higher, __shfl_xor_sync(0xFFFFFFFF, higher, 1));
                 higher = fmaxf(higher, __shfl_xor_sync(0xFFFFFFFF, higher, 2));
                 higher = fmaxf(result.peak[half], higher * unit_score);
@@ -401,46 +425,82 @@ extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
                 shrink[half] = power_of_two(result.peak[half] - anchor);
                 float sum = 0.0f;
 #pragma unroll
-                for (int i = 2 * half; i < KEYS / 2; i += 4) {
-                    scores[i] = power_of_two(scores[i] * unit_score - anchor);
-                    scores[i + 1] = power_of_two(scores[i + 1] * unit_score - anchor);
-                    sum += scores[i] + scores[i + 1];
+                for (int block = 0; block < now.blocks; block++) {
+#pragma unroll
+                    for (int i = 2 * half; i < KEYS / 2; i += 4) {
+                        scores[block][i] = power_of_two(scores[block][i] * unit_score - anchor);
+                        scores[block][i + 1] = power_of_two(scores[block][i + 1] * unit_score - anchor);
+                        sum += scores[block][i] + scores[block][i + 1];
+                    }
                 }
                 result.peak[half] = higher, result.weight[half] = result.weight[half] * shrink[half] + sum;
             }
         };
-        auto pack = [&]() {
+        auto pack = [&](auto now) {
 #pragma unroll
-            for (int i = 0; i < KEYS / 4; i++) weights[i] = pair_of(scores[2 * i], scores[2 * i + 1]);
+            for (int block = 0; block < now.blocks; block++) {
+#pragma unroll
+                for (int i = 0; i < KEYS / 4; i++)
+                    weights[block][i] = pair_of(scores[block][2 * i], scores[block][2 * i + 1]);
+            }
         };
-
-        // While the values of one block are added, the next one's scores become weights.
-        begin_scores(piece.begin);
-        wait_for_products<0>();
-        pin(scores);
-        soften(piece.begin);
-        pack();
-        for (int key = piece.begin + KEYS; key < piece.finish; key += KEYS) {
-            step++;
-            begin_scores(key);
-            begin_values(step - 1);
+        auto pin_scores = [&](auto now) {
+#pragma unroll
+            for (int block = 0; block < now.blocks; block++) pin(scores[block]);
+        };
+        // The places of `before` blocks from the current step on are empty.
+        auto leave = [&](auto before, int first_step) {
+            if (lane == 0) {
+#pragma unroll
+                for (int block = 0; block < before.blocks; block++) arrive(empty(first_step + block));
+            }
+        };
+        // While the values of the blocks before are added, the next ones' scores become weights.
+        auto advance = [&](auto now, auto before, int key) {
+            const int first_step = step;
+            step += before.blocks;
+            begin_scores(now, key);
+            begin_values(before, first_step);
             wait_for_products<1>();
-            pin(scores);
-            soften(key);
+            pin_scores(now);
+            soften(now, key);
             wait_for_products<0>();
             pin(result.mixed);
-            if (lane == 0) arrive(empty(step - 1));
+            leave(before, first_step);
             if (__any_sync(0xFFFFFFFF, shrink[0] < 1.0f || shrink[1] < 1.0f)) {
 #pragma unroll
                 for (int i = 0; i < SUMS; i++) result.mixed[i] *= shrink[i / 2 % 2];
             }
-            pack();
-        }
-        begin_values(step);
+            pack(now);
+        };
+        auto end = [&](auto before) {
+            begin_values(before, step);
+            wait_for_products<0>();
+            pin(result.mixed);
+            leave(before, step);
+            step += before.blocks;
+        };
+
+        const Blocks<1> one{};
+        const Blocks<2> two{};
+        int key = piece.begin;
+        begin_scores(one, key);
         wait_for_products<0>();
-        pin(result.mixed);
-        if (lane == 0) arrive(empty(step));
-        step++;
+        pin_scores(one);
+        soften(one, key);
+        pack(one);
+        key += KEYS;
+        if (blocks % 2 == 0) {
+            advance(one, one, key);
+            key += KEYS;
+        }
+        if (key < piece.finish) {
+            advance(two, one, key);
+            for (key += 2 * KEYS; key < piece.finish; key += 2 * KEYS) advance(two, two, key);
+            end(two);
+        } else {
+            end(one);
+        }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             result.weight[half] += __shfl_xor_sync(0xFFFFFFFF, result.weight[half], 1);
@@ -486,7 +546,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + FETCHERS, 1)
             const int of = row + 8 * half;
             if (of >= rows) continue;
             const float whole = 1.0f / sunk(result.weight[half], result.peak[half], of);
-            u16* to = out + corner + row_at(of);
+            u16* to = out + corner() + row_at(of);
 #pragma unroll
             for (int i = 2 * half; i < SUMS; i += 4)
                 *(u32*)(to + i / 4 * 8) = pair_of(result.mixed[i] * whole, result.mixed[i + 1] * whole);
