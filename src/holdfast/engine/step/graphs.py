@@ -203,10 +203,14 @@ class StepGraphs:
         self.order = ShapeOrder(wanted)
         self._record = record
         self._recorded: dict[Shape, tuple[Recorded, Outcome, Batch]] = {}
+        self._views: dict[Shape, Views] = {}
 
     def views(self, shape: Shape) -> Views:
         """A shape's inputs in the words."""
-        return views(self.words, shape)
+        found = self._views.get(shape)
+        if found is None:
+            found = self._views[shape] = views(self.words, shape)
+        return found
 
     def capture(self, shape: Shape, batch: Batch, step: Callable[[], Outcome]) -> None:
         """Record a shape; its words and buffers hold a step of padding."""

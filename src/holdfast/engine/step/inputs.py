@@ -8,6 +8,7 @@ tensors that the device derives from the words. Used by the executor, by `graphs
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -28,6 +29,9 @@ ALIGNMENT = 4
 Triton compiles a variant of a kernel for each alignment of its arguments; a fixed one avoids recompilation.
 """
 
+SHAPES_KEPT = 1024
+"""Shapes whose sizes are cached: each step asks several times."""
+
 
 class Shape(NamedTuple):
     """Capacity in rows, tokens and samples; in a decode step each row has one of both."""
@@ -40,7 +44,7 @@ class Shape(NamedTuple):
     @property
     def words(self) -> int:
         """Words of a step of this shape."""
-        return sum(aligned(size) for size in self.sizes)
+        return _words_of(self)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -53,6 +57,11 @@ class Shape(NamedTuple):
 def aligned(size: int) -> int:
     """Rounded up to the alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@lru_cache(SHAPES_KEPT)
+def _words_of(shape: Shape) -> int:
+    return sum(aligned(size) for size in shape.sizes)
 
 
 class Limits(NamedTuple):
