@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from holdfast.core.session import Session
 from holdfast.core.tokens import TokenLog
@@ -12,6 +14,7 @@ from holdfast.core.turn import Turn
 from holdfast.engine.constraints.toy import ToyMatcher
 from holdfast.engine.constraints.turn import TurnConstraint
 from holdfast.engine.engine import Engine
+from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import OptionError, make_options
 from holdfast.engine.sampling import Sampling
 from holdfast.engine.step.speculation import LENGTH_FIRST, LENGTH_MAX, PAUSE_MAX, Speculator, Trace
@@ -43,6 +46,29 @@ def test_greedy_tokens_are_the_same(tmp_path: Path, family: str) -> None:
     if family == "llama":
         assert speculator.accepted >= 5, "these weights go round in circles, and that can be guessed"
     assert guessing.audit() == plain.audit() == []
+
+
+@pytest.mark.parametrize(
+    ("speculate", "overlap", "expected"),
+    [("none", None, True), ("ngram", None, False), ("ngram", True, True)],
+)
+def test_all_rows_are_in_each_step_of_an_engine_that_guesses(
+    tmp_path: Path, speculate: str, overlap: bool | None, expected: bool
+) -> None:
+    """Rows that wait for the step in flight would stay behind others for ever, each half in its own steps."""
+    loop = tiny_engine(write_model(tmp_path, "llama"), speculate=speculate).loop
+    setup = SimpleNamespace(
+        model=SimpleNamespace(device=torch.device("cuda")), options=SimpleNamespace(overlap=overlap)
+    )
+    again = EngineLoop(
+        setup,  # type: ignore[arg-type]
+        loop.scheduler,
+        loop.executor,
+        loop.session_log,
+        loop.dispatcher,
+        speculator=loop.speculator,
+    )
+    assert again._overlap is expected
 
 
 def test_nothing_is_kept_of_the_histories_of_turns_that_are_over(tmp_path: Path) -> None:
