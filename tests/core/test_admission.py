@@ -8,6 +8,7 @@ from holdfast.core.tokens import pack
 from tests.core.driver import LAYOUTS, PAGE_SIZES, Driver, prompt
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_admission_on_a_session_with_history_can_be_undone_whole(layout: str, page_size: int) -> None:

@@ -294,6 +294,7 @@ def expect(found: list[Finding], fault: Planted, step: int) -> None:
     assert finding.holder in str(finding)
 
 
+@pytest.mark.no_cover
 @BY_NAME
 def test_the_census_finds_names_and_heals(fault: Planted) -> None:
     world = busy_world()
@@ -525,6 +526,7 @@ def test_a_sequence_whose_memory_is_away_answers_for_its_lengths_alone() -> None
 # --- health -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_healthy_states_never_produce_a_finding(name: str, page_size: int) -> None:

@@ -97,6 +97,7 @@ def test_refusals_change_nothing() -> None:
         driver.scheduler.compact("a", 1, 1, prompt(21), driver.now)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kept", [0, 1, 9, 10, 12])
 def test_the_end_of_the_last_turn_gives_way_and_its_beginning_stays(layout: str, kept: int) -> None:

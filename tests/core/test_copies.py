@@ -44,6 +44,7 @@ def away_and_back(layout: str = "dense", page_size: int = PAGE, tokens: int = 30
     return driver
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_leaving_again_copies_what_is_new(layout: str, page_size: int) -> None:

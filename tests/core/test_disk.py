@@ -57,6 +57,7 @@ def follows(driver: Driver, name: str = "a", cached: int | None = None) -> None:
     assert turn.cached == (known if cached is None else cached)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_others_go_on_while_a_move_is_under_way(layout: str, page_size: int) -> None:

@@ -195,6 +195,7 @@ def published(name: str, page_size: int = 4, window: int = 7) -> tuple[World, ob
     return world, chat
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("cut", [0, 3, 24, 37, 39, 41])
 def test_a_cut_inside_the_lease_shortens_it_to_whole_pages_and_copies_the_partial_one(
@@ -367,6 +368,7 @@ def test_a_page_that_a_newer_point_keeps_is_given_down_to_the_point_that_is_cut_
 # --- rows that are lost -----------------------------------------------------------------------------
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 @pytest.mark.parametrize("end", ["retract", "rollback"])

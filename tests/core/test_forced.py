@@ -60,6 +60,7 @@ def expected(driver: Driver, count: int) -> list[int]:
     return said(driver, driver.tokens("a")[:14], count, {2: RUN})
 
 
+@pytest.mark.no_cover
 @BOTH
 @EVERY
 def test_forced_tokens_are_said_with_the_token_before_them_and_cost_no_step(
@@ -160,6 +161,7 @@ def test_a_step_computes_no_more_of_a_run_than_its_budget() -> None:
 # --- turns that end otherwise ---
 
 
+@pytest.mark.no_cover
 @EVERY
 @pytest.mark.parametrize("planned", [False, True])
 def test_a_turn_with_a_run_is_taken_back_and_goes_on(layout: str, planned: bool) -> None:
@@ -197,6 +199,7 @@ def test_a_cut_inside_a_run_keeps_exactly_what_was_asked_for(
     assert driver.heard[following.request.turn_id] == driver.says(history + list(prompt(3, 9)), 4)
 
 
+@pytest.mark.no_cover
 @EVERY
 @pytest.mark.parametrize("how", ["before it", "with it"])
 def test_a_failed_step_leaves_the_run_known(layout: str, how: str) -> None:
@@ -250,6 +253,7 @@ def ending(layout: str, overlap: bool, reason: str, **more: object) -> tuple[Dri
     return driver, turn
 
 
+@pytest.mark.no_cover
 @BOTH
 @EVERY
 @pytest.mark.parametrize("reason", ["length", "stop"])
@@ -405,6 +409,7 @@ def test_a_row_whose_sample_was_withdrawn_returns_no_tokens() -> None:
 # --- drafts ---
 
 
+@pytest.mark.no_cover
 @EVERY
 @pytest.mark.parametrize("accepted", [0, 1, 3])
 def test_a_run_after_accepted_drafts_counts_no_draft(layout: str, accepted: int) -> None:
@@ -433,6 +438,7 @@ def test_a_run_after_accepted_drafts_counts_no_draft(layout: str, accepted: int)
     assert Component.STATE not in driver.layout.components or driver.session().sequence.spare is None
 
 
+@pytest.mark.no_cover
 @BOTH
 @EVERY
 def test_forced_tokens_follow_an_input_whose_last_chunk_is_one_token(layout: str, overlap: bool) -> None:

@@ -51,6 +51,7 @@ def test_a_long_input_costs_as_much_at_its_commit_as_one_token(layout: str, over
     assert driver.heard["c2"] == driver.says([*history[:33], *said, 7], 4)
 
 
+@pytest.mark.no_cover
 @BOTH
 @EVERY
 def test_nothing_is_sampled_and_the_last_token_waits(layout: str, overlap: bool) -> None:
@@ -107,6 +108,7 @@ def test_a_revision_falls_back_to_where_it_begins(layout: str, overlap: bool, st
     assert driver.all_free()
 
 
+@pytest.mark.no_cover
 @EVERY
 @pytest.mark.parametrize("steps", range(5))
 @pytest.mark.parametrize("start", [0, 4, 11])

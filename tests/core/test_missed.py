@@ -76,6 +76,7 @@ def test_a_spill_that_is_given_up_before_its_plan_moves_nothing() -> None:
     assert driver.plan().moves == []
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_spill_is_asked_for_exactly_the_room_that_it_takes(layout: str, page_size: int) -> None:

@@ -10,6 +10,7 @@ BOTH = pytest.mark.parametrize("overlap", [False, True])
 EVERY = pytest.mark.parametrize("layout", LAYOUTS)
 
 
+@pytest.mark.no_cover
 @BOTH
 @EVERY
 @pytest.mark.parametrize("count", [1, 2, 7, 30])

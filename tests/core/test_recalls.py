@@ -39,6 +39,7 @@ def away(driver: Driver, name: str, tier: Tier = Tier.HOST) -> None:
     assert driver.session(name).place is Place.AWAY
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("tier", [Tier.HOST, Tier.DISK])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -61,6 +62,7 @@ def test_a_fork_of_a_session_that_is_away_computes_nothing_again(
     assert running.over and driver.registry.counters.dropped == 0
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "window-only"])
 def test_a_fork_waits_for_the_page_and_the_slot_that_it_copies(layout: str, overlap: bool) -> None:
@@ -269,6 +271,7 @@ def test_what_nobody_leases_gives_way_to_a_fork_at_once() -> None:
     assert driver.scheduler.fork("a", "b", driver.now).sequence.computed == 93
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("layout", PAGED)
 def test_sessions_that_are_away_are_kept_while_others_will_make_room(layout: str) -> None:
     """A shared prompt is all they lease on the device: dropping them would free nothing."""
@@ -286,6 +289,7 @@ def test_sessions_that_are_away_are_kept_while_others_will_make_room(layout: str
     assert driver.registry.counters.dropped == 0
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)

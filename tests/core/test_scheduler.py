@@ -57,6 +57,7 @@ def test_interrupt_twice_cuts_further_but_never_grows() -> None:
     follows(driver)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("keep", [None, KEEP_ALL, 0, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_interrupt_ends_the_turn_in_flight(layout: str, keep: int | None) -> None:
@@ -460,6 +461,7 @@ def test_close_in_every_phase(layout: str, phase: str) -> None:
     assert driver.all_free()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("in_flight", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_history_that_a_copy_has_yet_to_complete_is_not_left_behind(layout: str, in_flight: bool) -> None:

@@ -302,6 +302,7 @@ def test_a_lost_seal_that_cannot_even_fall_back_drops_the_memory() -> None:
 # --- moves between tiers ---
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("how", ["flag", "missing flags", "step"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_spill_that_did_not_arrive_leaves_the_memory_at_home(layout: str, how: str) -> None:
@@ -322,6 +323,7 @@ def test_a_spill_that_did_not_arrive_leaves_the_memory_at_home(layout: str, how:
     assert (turn.cached, turn.computed) == (10, 3)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("how", ["flag", "missing flags", "step"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_restore_that_did_not_arrive_is_computed_again(layout: str, how: str) -> None:

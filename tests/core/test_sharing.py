@@ -31,6 +31,7 @@ def first_turn(world: World, chat, publish_to: int = 0, answer: int = 1) -> None
 # --- publish and lean -------------------------------------------------------------------------------
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_a_published_prompt_is_computed_once_by_all_who_share_it(name: str, page_size: int) -> None:
@@ -146,6 +147,7 @@ def test_only_an_empty_sequence_can_lean(name: str) -> None:
     world.finish()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", WINDOWED)
 @pytest.mark.parametrize("window", [1, 4, 7, 33])
 def test_points_that_lean_on_published_window_pages_can_still_be_returned_to(name: str, window: int) -> None:

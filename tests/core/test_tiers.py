@@ -17,6 +17,7 @@ def resting(layout: str, page_size: int, host: int = 100):
     return driver, session.sequence
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_there_and_back_again(layout: str, page_size: int) -> None:

@@ -71,6 +71,7 @@ def test_what_is_withdrawn_is_still_read_by_those_who_let_go() -> None:
     grove.finish()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("layout", ["dense", "window", "hybrid", "full+window+state"])
 @pytest.mark.parametrize("page_size", [3, 16])
 def test_what_a_fork_copies_is_not_free_when_its_parent_leaves_the_device(

@@ -29,6 +29,7 @@ def conversation(driver: Driver, name: str = "a") -> Session:
     return session
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("keep", [0, 5, 12, 15, 31, 32, 33])
 def test_a_turn_may_follow_any_part_of_the_history(layout: str, keep: int) -> None:

@@ -24,6 +24,7 @@ def until_over(driver: Driver, *turns: Turn) -> int:
     raise AssertionError(f"turns wait after {PATIENCE} steps")
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("layout", PAGED)
 def test_a_session_that_leaves_for_a_running_turn_is_not_called_back_by_its_own(
@@ -43,6 +44,7 @@ def test_a_session_that_leaves_for_a_running_turn_is_not_called_back_by_its_own(
     assert driver.registry.counters.dropped == 0
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("layout", PAGED)
 def test_a_turn_that_was_taken_back_for_the_oldest_does_not_come_before_it(

@@ -157,6 +157,7 @@ def test_A3_one_holder_in_chunked_mixed_and_overlapped_steps(
     assert (short.cached, short.computed) == (15, 13)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_A3_a_retracted_turn_gives_its_memory_back_to_the_session(layout: str) -> None:
     driver = Driver(layout, 1, pages=70, slots=5)
@@ -265,6 +266,7 @@ def at_last_commit(driver: Driver, history: list[int]) -> None:
     assert driver.all_free()
 
 
+@pytest.mark.no_cover
 def test_A5_abort_before_admission(chatting: Driver) -> None:
     history = chatting.tokens("a")
     before = chatting.all_counts()
@@ -293,6 +295,7 @@ def test_A5_abort_of_the_first_turn_in_flight(layout: str) -> None:
 
 
 @pytest.mark.no_cover
+@pytest.mark.no_cover
 @pytest.mark.parametrize("steps", [1, 3, 8])
 def test_A5_abort_of_a_later_turn_in_flight(chatting: Driver, steps: int) -> None:
     history = chatting.tokens("a")
@@ -307,6 +310,7 @@ def test_A5_abort_of_a_later_turn_in_flight(chatting: Driver, steps: int) -> Non
     at_last_commit(chatting, history)
 
 
+@pytest.mark.no_cover
 def test_A5_a_second_turn_at_once_is_refused(chatting: Driver) -> None:
     turn = chatting.submit("a", prompt(15, 1), 6)
     for _ in range(5):

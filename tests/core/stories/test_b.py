@@ -158,6 +158,7 @@ def test_B6_four_sessions_of_25_pages_in_a_pool_of_100_all_finish(page_size: int
     assert driver.all_free()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("layout", STATEFUL)
 def test_B6_more_sessions_than_state_slots_all_finish(layout: str, overlap: bool) -> None:
@@ -224,6 +225,7 @@ def test_B7_an_empty_turn_is_refused_or_goes_on(layout: str, page_size: int) -> 
 # --- B9: TRANSIT is a holder ---
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_B9_what_waits_in_a_copy_queue_is_accounted_for(layout: str, page_size: int) -> None:
@@ -302,6 +304,7 @@ def test_B10_nothing_leaks_in_mixed_steps_of_any_layout_and_page_size(
 # --- B11: marks move on commit only ---
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_B11_a_retraction_does_not_move_the_mark(layout: str, page_size: int) -> None:

@@ -16,6 +16,7 @@ FULL, WINDOW, STATE = Component.FULL, Component.WINDOW, Component.STATE
 
 
 @pytest.mark.no_cover
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_C1_a_retract_frees_what_the_turn_added_and_keeps_the_mark(layout: str, page_size: int) -> None:
@@ -74,12 +75,14 @@ def play_overlapping_turns(layout: str, overlap: bool, first: bool) -> None:
     assert driver.all_free()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_C2_a_refused_overlapping_turn_leaves_the_live_turn_alone(layout: str, overlap: bool) -> None:
     play_overlapping_turns(layout, overlap, first=False)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_C3_a_refused_overlapping_turn_leaves_the_first_turn_alone(layout: str, overlap: bool) -> None:
@@ -187,6 +190,7 @@ def test_C6_the_census_sees_two_owners_of_one_page() -> None:
     assert {owner.holder.name for owner in found["claimed twice"].owners} == {"a", "b"}
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_C6_every_unit_has_exactly_one_owner_that_the_census_counts(layout: str) -> None:
     driver = Driver(layout, 4, host=200)
@@ -240,6 +244,7 @@ def test_C7_a_turn_longer_than_the_time_out_keeps_its_session() -> None:
 # --- C8: flush evicts what nobody holds; sessions keep theirs ---
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_C8_flushing_the_cache_leaves_sessions_their_memory(layout: str, page_size: int) -> None:
