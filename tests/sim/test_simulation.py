@@ -61,11 +61,11 @@ def test_a_longer_run_begins_with_the_same_worlds() -> None:
 
 
 def test_the_same_seed_gives_the_same_state_whatever_the_process() -> None:
-    arguments = ("--seed", "5", "--steps", "1500", "--faults", "0.08")
+    arguments = ("--seed", "5", "--steps", "600", "--faults", "0.08")
     first = command.run(*arguments, hash_seed="1")
     assert command.run(*arguments, hash_seed="2") == first
     assert first[0] == 0
-    other = command.run("--seed", "6", "--steps", "1500", "--faults", "0.08")
+    other = command.run("--seed", "6", "--steps", "600", "--faults", "0.08")
     assert other[1]["state_hash"] != first[1]["state_hash"]
 
 
@@ -93,7 +93,7 @@ def test_worlds_do_not_outlive_their_steps() -> None:
 
 
 def test_a_finding_is_found_again_in_its_own_world() -> None:
-    options = Options(7, 30_000)
+    options = Options(6, 30_000)
     with planted("double-close-frees-twice"):
         whole = simulate(options).finding
         assert whole is not None
@@ -105,7 +105,7 @@ def test_a_finding_is_found_again_in_its_own_world() -> None:
 
 
 def test_a_crowd_is_audited_in_slices_and_still_finds_a_lost_slot() -> None:
-    options = Options(7, 2000, layouts=("hybrid",), workloads=("crowd",))
+    options = Options(7, 500, layouts=("hybrid",), workloads=("crowd",))
     world = World(Setup(1, "hybrid", 16, "crowd", 0.0))
     world.run(1)
     assert len(world.scheduler.registry.sessions) > 1500
