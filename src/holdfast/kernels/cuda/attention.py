@@ -1,8 +1,9 @@
-"""Split-K attention of short rows over paged bfloat16 KV on Hopper: `source/attention.cu`.
+"""Split-K attention over paged bfloat16 KV on Hopper: `source/attention.cu`.
 
 Persistent programs take pieces from a `PieceQueue`, so that the keys of decode rows and of short inputs
-beside them are read once, in one launch. `takes_queue` says which shapes have a kernel; all others fall back
-to Triton. `attend_queue` is called by `kernels/triton/attention.py`, the rest through `holdfast.kernels`.
+beside them are read once, in one launch. Long prefill steps use it too. `takes_queue` says which shapes have
+a kernel; all others fall back to Triton. `attend_queue` is called by `kernels/triton/attention.py`, the rest
+through `holdfast.kernels`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// Split-K attention of short rows over paged keys and values, on Hopper, bound by reading them.
+// Split-K attention over paged keys and values, on Hopper: of short rows, bound by reading them, and of long steps.
 //
 // `PieceQueue` lists work items: some keys, in blocks of 64, of a tile of up to 2 * QUERIES tokens of a row. Each line
 // is one item per key head. Persistent programs take items from the queue dynamically, since some multiprocessors get
@@ -15,6 +15,9 @@
 // Keys of earlier steps do not depend on preceding kernels, so the ring is full of them before those have ended. The
 // list and the table are older than the model's first kernel. Everything else is read, and anything written, after the
 // wait.
+//
+// A wide piece takes two blocks of keys at a time, after one or two single ones, while the values of those before are
+// added: 128 scores a row wait, and rescale its results, half as often as 64 would.
 //
 // `attention.py` compiles this file with DIM, GROUP, KV_HEADS, PAGE and STAGES defined, and with `hopper.cu`,
 // `queue.cu`, `score` and `gather` before it: instructions of the matrix units, scores[64 x 64] (+)= queries[64 x 16]
