@@ -114,8 +114,10 @@ def test_a_queue_has_room_for_the_longest_step(monkeypatch: pytest.MonkeyPatch) 
     made = Made(monkeypatch, taken=True, step_tokens=8192)
     made(HEADS)
     made(HEADS, stored=torch.float8_e4m3fn)
+    made(replace(HEADS, head_dim=64))
     sizes = [(given[0], given[1]) for given in made.built]
-    assert sizes == [(8192, LARGEST.rows), (LARGEST.tokens, LARGEST.rows)], "decode steps alone in eight bits"
+    short = (LARGEST.tokens, LARGEST.rows)
+    assert sizes == [(8192, LARGEST.rows), short, short], "no long steps in eight bits, or with other heads"
 
 
 def test_long_steps_have_the_whole_queue(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,9 +133,11 @@ def test_long_steps_have_the_whole_queue(monkeypatch: pytest.MonkeyPatch) -> Non
     short = made.lists(Shape(1, LONG_STEP - 1, 1, False)).queue
     assert short is not None and not short.tiles
     assert made.lists(Shape(1, 20_000, 1, False), ones=False) == Lists(), "more than there is room for"
+    narrow = replace(HEADS, head_dim=64)
     for without in (
         Sharing(HEADS, LARGEST, CPU, None),
         Sharing(HEADS, LARGEST, CPU, queue_of(LARGEST), scaled=True),
+        Sharing(narrow, LARGEST, CPU, queue_of(Shape(64, 8192, 64, False))),
     ):
         assert without.lists(Shape(1, 4096, 1, False), ones=False) == Lists()
     listed: list[PieceQueue | None] = []

@@ -39,6 +39,9 @@ QUEUED_ROWS = 96
 LONG_STEP = 2048
 """Tokens from which on every step uses a queue: its kernel multiplies faster, and takes longer to begin."""
 
+LONG_HEAD = 128
+"""The size of a head for which that is so; with others the kernel is for short rows, until it is measured."""
+
 
 class Sharing:
     """The lists for steps up to one shape."""
@@ -59,6 +62,7 @@ class Sharing:
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._queue = queue
         self._scaled = scaled
+        self._long = queue is not None and not scaled and attention.head_dim == LONG_HEAD
         self._wanted = -(-processors * FILLING // attention.kv_heads)
         self._queries = [
             max(1, height * attention.kv_heads // attention.heads) for height in (LOW_TILE, HIGH_TILE)
@@ -73,7 +77,7 @@ class Sharing:
         A step too large for both fills the device anyway, and has none. So has one without rows of one token
         (`ones`), unless it is long enough for the queue.
         """
-        if self._queue is not None and not self._scaled and shape.tokens >= LONG_STEP:
+        if self._queue is not None and self._long and shape.tokens >= LONG_STEP:
             whole = self._queue.for_long_step(shape.tokens, shape.rows)
             if whole is not None:
                 return Lists(queue=whole)
@@ -87,7 +91,7 @@ class Sharing:
 
     def warm_up(self, device: torch.device) -> None:
         """Compile the kernel that lists long steps: the first long input would wait for it."""
-        if self._queue is not None and not self._scaled:
+        if self._queue is not None and self._long:
             batch = build_batch([[0]], [0], device=device)
             batch.queue = self._queue.for_long_step(1, 1)
             list_pieces(batch)
@@ -134,7 +138,8 @@ def sharing_for(
         (heads,) = shapes
         takes = takes_scaled_queue if scaled else takes_queue
         if (scaled or computed == stored) and takes(*heads, page_size, computed, device):
-            tokens = largest.tokens if scaled else max(largest.tokens, step_tokens)
+            long = not scaled and heads[2] == LONG_HEAD
+            tokens = max(largest.tokens, step_tokens) if long else largest.tokens
             queue = build_queue(tokens, largest.rows, *heads, device)
     widest = max(full, key=lambda mixer: mixer.kv_heads)
     return Sharing(widest, largest, device, queue, scaled=scaled)
