@@ -337,6 +337,18 @@ def test_a_flood_of_commands_is_taken_in_rounds_and_delays_no_interruption() -> 
     assert opened == ["ann/s", *(f"bob/{number}" for number in range(1000))], "in their order"
 
 
+@pytest.mark.parametrize("longest", [0, 40_000])
+def test_a_round_reads_a_bounded_part_of_a_flood(longest: int) -> None:
+    """By frames, and by bytes, of which the last frame may be more."""
+    system = "a" * longest
+    flood = [wire.OpenSession(1 + number, f"bob/{number}", "bob", system=system) for number in range(1000)]
+    worker = Worker(Wire([]), echo_commands(overlap=False), os.getppid(), Ticking())
+    worker.socket.frames.extend(map(wire.encode, flood))
+    worker._read(0.0)
+    assert len(worker.backlog) == (4 if longest else 128)
+    assert len(worker.socket.frames) == 1000 - len(worker.backlog)
+
+
 def test_the_order_of_a_session_is_kept() -> None:
     engine = echo_commands(overlap=False)
     worker = Worker(Wire([]), engine, os.getppid(), Ticking())
