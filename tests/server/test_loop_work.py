@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 
 from holdfast.core.deadlines import DUE_MAX
-from holdfast.engine.turns.waiting import ATTEMPTS_MAX
+from holdfast.engine.turns.waiting import ATTEMPTS_MAX, SessionQueues, never_spent
 from holdfast.server.link import wire
 from holdfast.server.link.rounds import READ_MAX
 from holdfast.server.link.worker import Worker
@@ -273,6 +273,26 @@ def test_what_is_due_at_once_ends_a_few_at_a_time(what: str) -> None:
 def test_what_waits_is_tried_a_few_at_a_time_and_all_of_it_in_the_end(crowds: tuple[Crowd, Crowd]) -> None:
     most = [max(lines(crowd.engine.retry) for _ in range(ROUNDS)) for crowd in crowds]
     assert most[1] <= 1.25 * ATTEMPTS_MAX / FEW * most[0] + 200, most
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_of_many_sessions_that_wait_a_few_are_tried_at_a_time_and_all_in_turn(turns: bool) -> None:
+    tried: list[str] = []
+    queues = SessionQueues(lambda _: False)
+    names = [f"s-{number}" for number in range(4 * ATTEMPTS_MAX)]
+    for name in names:
+
+        def attempt(name: str = name) -> bool:
+            tried.append(name)
+            return False
+
+        (queues.add_turn if turns else queues.add_verb)(name, attempt)
+    tried.clear()
+    for rounds in range(1, 5):
+        queues.retry(never_spent)
+        assert tried == names[: rounds * ATTEMPTS_MAX]
+    queues.retry(lambda: True)
+    assert tried == [*names, names[0]], "one at least, however little time there is"
 
 
 class Wire:
