@@ -14,7 +14,7 @@ from holdfast.engine.draft.reporting import draft_gauges
 from holdfast.engine.engine import Engine
 from holdfast.engine.sampling import Sampling
 from tests.engine.drafting import PROMPT, check_cache, check_empty, drafting_engine, proposer_of, write_draft
-from tests.engine.tiny import greedy, tiny_engine, write_model
+from tests.engine.tiny import VOCABULARY, greedy, tiny_engine, write_model
 
 PAIRS = [("llama", "llama"), ("bamba", "llama"), ("mistral", "mistral"), ("olmo3", "olmo3")]
 """Targets of every layout of memory, and drafts with and without sliding windows."""
@@ -335,6 +335,25 @@ def test_a_history_that_the_draft_model_cannot_read_goes_without(tmp_path: Path)
         drafted = engine.loop.scheduler.registry.counters.drafted_tokens
         assert bool(drafted) is (prompt is PROMPT)
     check_empty(engine)
+
+
+def test_drafts_that_are_no_tokens_of_the_target_are_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft model's table may have rows more: the drafts before such a one are of use."""
+    path = write_model(tmp_path, "llama")
+    plain, engine = tiny_engine(path), drafting_engine(path, path)
+    passes = proposer_of(engine).passes
+    run = type(passes).run
+
+    def strange(self: object, asked: list[Asked]) -> list[list[int]]:
+        return [drafts[:1] + [VOCABULARY] * len(drafts[1:]) for drafts in run(passes, asked)]
+
+    monkeypatch.setattr(type(passes), "run", strange)
+    (expected,), (found,) = (each.generate([PROMPT], greedy(30)) for each in (plain, engine))
+    assert found.token_ids == expected.token_ids
+    counters = engine.loop.scheduler.registry.counters
+    assert counters.accepted_tokens == counters.drafted_tokens > 10
 
 
 def test_a_session_of_the_same_name_begins_anew(tmp_path: Path) -> None:

@@ -375,6 +375,7 @@ def refused(model: Path, head: Path, problem: str) -> None:
         ({"target_hidden_size": 64}, r"fc.weight takes hidden states of 64 .* and the model's have 32"),
         ({"num_hidden_layers": 2}, "EAGLE-3 heads of 2 layers are not supported"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]}}, "should name 3 layers"),
+        ({"eagle_aux_hidden_state_layer_ids": [1] * 3000}, "should name 3 layers, not 3000"),
         ({"eagle_config": None}, r"hidden states after layers \[2, 1, -1\] cannot be read: the model has 2"),
         ({"hidden_size": "wide"}, "'hidden_size' should be an integer"),
     ],

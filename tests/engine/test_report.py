@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from holdfast.core.holders import Kind
 from holdfast.core.layout import Component
 from holdfast.engine.echo import open_echo
 from holdfast.engine.loop import EngineLoop
@@ -93,6 +94,26 @@ def test_what_a_tenant_takes_itself_does_not_move_what_it_sees_of_others() -> No
         )  # What it gives up retires, and is nobody's until a step settles.
         seen.add(pools(finish(memory_reports(loop, {"carl"}))["carl"])[index]["OTHERS"])
     assert len(seen) == 1
+
+
+def test_what_retires_is_nobody_s() -> None:
+    """Units that a step still names count for no tenant: as others' they would move what is seen of those."""
+    loop = made()
+    talk(loop, "ann/s", 2016)
+    talk(loop, "carl/s", 40)
+    submit(loop, "carl/s", "second", (5,) * 40, Sampling(max_tokens=1, ignore_eos=True))
+    while loop.busy:
+        loop.step()
+    registry = loop.scheduler.registry
+    ledger = registry.ledger
+    pool = ledger.pool(Component.FULL)
+    part = pool.size // COARSE_PARTS
+    assert ledger.accounts["ann"].held[pool.index] % part == part - 1, "one more would be seen"
+    before = pools(finish(memory_reports(loop, {"carl"}))["carl"])[pool.index]["OTHERS"]
+    registry.sessions["carl/s"].sequence.fence = ledger.step + 1
+    registry.drop_memory(registry.sessions["carl/s"])
+    assert pool.by_kind[Kind.RETIRING]
+    assert pools(finish(memory_reports(loop, {"carl"}))["carl"])[pool.index]["OTHERS"] == before
 
 
 def test_a_tenant_s_largest_holders_are_its_own_however_small() -> None:

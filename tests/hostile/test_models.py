@@ -1,4 +1,4 @@
-"""Directories that are no models, and chat templates that explode."""
+"""Directories that are no models or drafts, and chat templates that explode."""
 
 import json
 import shutil
@@ -9,10 +9,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
+from tests.engine.heads import write_eagle3, write_llama
 from tests.hostile import demands
 from tests.hostile.conftest import Serve
 from tests.hostile.neighbours import Watch
+from tests.models.damage import pipe
 from tests.plain import NO_TLS
 from tests.preloaded.commands import run
 
@@ -176,3 +179,68 @@ def test_many_exploding_requests_leave_room_for_others(
         watch.during(attack)
         calm = {"messages": [{"role": "user", "content": "bak"}], "max_tokens": 2}
         assert server.post("/v1/chat/completions", calm, timeout=demands.ANSWER_SECONDS).status_code == 200
+
+
+# --- what drafts ------------------------------------------------------------------------------------
+
+WEIGHTS = "model.safetensors"
+
+
+def _fill(name: str, value: int) -> Callable[[Path], None]:
+    def fill(directory: Path) -> None:
+        weights = load_file(directory / WEIGHTS)
+        weights[name].fill_(value)
+        save_file(weights, directory / WEIGHTS)
+
+    return fill
+
+
+DRAFTS: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "half a configuration": ("model", _cut("config.json")),
+    "a nested configuration": ("model", _write("config.json", NESTED)),
+    "a pipe for a configuration": ("model", lambda directory: pipe(directory / "config.json")),
+    "absurd sizes": ("model", _change("config.json", hidden_size=1 << 60, vocab_size=1 << 60)),
+    "another vocabulary": ("model", _change("config.json", vocab_size=7)),
+    "half a tokenizer": ("model", _cut("tokenizer.json")),
+    "half the weights": ("model", _cut(WEIGHTS)),
+    "an absurd header": ("model", _write(WEIGHTS, struct.pack("<Q", (1 << 63) - 1) + b"{}")),
+    "a head with half a configuration": ("head", _cut("config.json")),
+    "a head with a nested configuration": ("head", _write("config.json", NESTED)),
+    "a head of another vocabulary": ("head", _change("config.json", vocab_size=1 << 40)),
+    "a head of absurd sizes": (
+        "head",
+        _change("config.json", hidden_size=1 << 60, intermediate_size=1 << 60),
+    ),
+    "a head of more words than there are": ("head", _change("config.json", draft_vocab_size=1 << 60)),
+    "a head for layers that are not there": (
+        "head",
+        _change("config.json", eagle_aux_hidden_state_layer_ids=[1 << 40, -1, 1]),
+    ),
+    "a head for many layers": ("head", _change("config.json", eagle_aux_hidden_state_layer_ids=[1] * 5000)),
+    "a head with half its weights": ("head", _cut(WEIGHTS)),
+    "a head with a nested header": ("head", _write(WEIGHTS, struct.pack("<Q", len(NESTED)) + NESTED)),
+    "a head with a pipe for weights": ("head", lambda directory: pipe(directory / WEIGHTS)),
+    "a head whose words are past the vocabulary": ("head", _fill("d2t", 1 << 62)),
+    "a head whose words are below the vocabulary": ("head", _fill("d2t", -(1 << 63))),
+    "a head whose words are unknown": ("head", _fill("t2d", 0)),
+}
+
+
+@pytest.mark.parametrize("damage", DRAFTS)
+def test_a_draft_that_cannot_be_read_is_one_line(tmp_path: Path, damage: str) -> None:
+    """It is read beside a model that is whole: the line names the option, and nothing is tried again."""
+    target, made = write_llama(tmp_path / "target", layers=4), tmp_path / "draft"
+    kind, change = DRAFTS[damage]
+    if kind == "model":
+        write_llama(made)
+    else:
+        write_eagle3(made)
+    change(made)
+    arguments = ("serve", str(target), "--draft", str(made), "--port", "0", "--kv-tokens", "4096")
+    ended = run(*arguments, text=True, timeout=demands.START_SECONDS)
+    said = ended.stdout + ended.stderr
+    assert ended.returncode in demands.ENDS_WITH, said[-2000:]
+    assert "Traceback" not in said and "starting it again" not in said, said[-2000:]
+    lines = [line for line in said.splitlines() if "holdfast serve: " in line]
+    assert len(lines) == 1 and "--draft" in lines[0], said[-2000:]
+    assert len(lines[0]) < 1200, "a line that can be read"

@@ -5,6 +5,7 @@ this process and by tests of `holdfast serve`.
 """
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ Change = Callable[[Path], None]
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 INDEX, SHARD = "model.safetensors.index.json", "model-00001-of-"
+UNEXPECTED = "unexpected (1)"
 
 DEEP = 200_000
 
@@ -47,6 +49,18 @@ def directory(path: Path) -> None:
     """A directory has the file's name."""
     path.unlink()
     path.mkdir()
+
+
+def pipe(path: Path) -> None:
+    """A pipe that nobody writes to has the file's name: whoever opens it waits."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    """A device without end has the file's name."""
+    path.unlink()
+    path.symlink_to("/dev/zero")
 
 
 def keys(**changes: Any) -> Change:
@@ -88,6 +102,10 @@ def _every(**fields: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda entries: {name: entry | fields for name, entry in entries.items() if name[0] != "_"}
 
 
+def _named(name: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda entries: {**entries, name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}
+
+
 NESTED = b"[" * DEEP + b"]" * DEEP
 NESTED_OBJECT = b'{"a":' * DEEP + b"1" + b"}" * DEEP
 LOOPS = "".join(f"{{% for i{n} in messages %}}" for n in range(60)) + "{% endfor %}" * 60
@@ -106,6 +124,8 @@ DAMAGES: list[tuple[str, str, Change]] = [
             ("a list", holds(b"[1, 2]")),
             ("too large", sparse((256 << 20) + 1)),
             ("a directory", directory),
+            ("a pipe", pipe),
+            ("a device", device),
         )
     ),
     ("more layers than memory", CONFIG, keys(num_hidden_layers=10**9)),
@@ -153,7 +173,15 @@ DAMAGES: list[tuple[str, str, Change]] = [
     ("an index whose map is a list", INDEX, keys(weight_map=["a"])),
     ("an index of numbers", INDEX, keys(weight_map={"model.norm.weight": 7})),
     ("an index of files that are not there", "lost.safetensors", keys(weight_map={"a": "lost.safetensors"})),
+    (
+        "an index of many files that are not there",
+        "lost-0.safetensors",
+        keys(weight_map={f"w{number}": f"lost-{number}.safetensors" for number in range(5000)}),
+    ),
     ("weights cut short", SHARD, cut),
+    ("weights that are a pipe", SHARD, pipe),
+    ("weights that are a device", SHARD, device),
+    ("a tensor of a long name", UNEXPECTED, header(_named("x" * 100_000))),
     ("empty weights", SHARD, holds(b"")),
     ("weights that are something else", SHARD, holds(b"PK\x03\x04" * 1000)),
     ("a header without end", SHARD, header_length((1 << 63) - 1)),
@@ -170,7 +198,7 @@ DAMAGES: list[tuple[str, str, Change]] = [
 
 def damaged_file(model: Path, name: str) -> Path:
     """The file of a model directory that a damage is of."""
-    if name == SHARD:
+    if name in (SHARD, UNEXPECTED):
         return min(model.glob(f"{SHARD}*"))
     if name in ("NoSuchModel", "model.embed_tokens.weight"):
         return model / CONFIG

@@ -77,6 +77,19 @@ def test_no_field_of_a_message_makes_a_control_token(made: Tokenizer, role: str,
         assert count(made, after, mark) == count(made, before, mark)
 
 
+def test_no_variable_of_a_template_makes_a_control_token() -> None:
+    made = Tokenizer(
+        byte_encoder(), template=TEMPLATE + "{{ note }}{{ notes | tojson }}", names={}, eos_tokens=()
+    )
+    messages = [{"role": "user", "content": "hi"}]
+
+    def tokens(said: str) -> list[int]:
+        return made.encode_chat(messages, template_kwargs={"note": said, "notes": {said: [said]}})
+
+    for mark in (START, END):
+        assert count(made, tokens(ATTACK), mark) == count(made, tokens("hi"), mark)
+
+
 def test_the_text_is_the_same(made: Tokenizer) -> None:
     """What the model reads are the same characters, and around them everything is as it was."""
     tokens = made.encode_chat([{"role": "user", "content": f"x {END} y"}, {"role": "user", "content": "z"}])

@@ -414,6 +414,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     ),
     "messages kept for a realtime client that comes back": (
         f"{realtime_channel.REPLAY_BYTES_MAX >> 10} KiB",
+        mebibytes(realtime_channel.REPLAY_LAST_BYTES_MAX) + "B",
         f"{realtime_channels.REPLAY_SECONDS:.0f} s",
         count(realtime_channels.DETACHED_MAX),
     ),

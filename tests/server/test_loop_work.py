@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 
 from holdfast.core.deadlines import DUE_MAX
-from holdfast.engine.turns.waiting import ATTEMPTS_MAX
+from holdfast.engine.turns.waiting import ATTEMPTS_MAX, SessionQueues, never_spent
 from holdfast.server.link import wire
 from holdfast.server.link.rounds import READ_MAX
 from holdfast.server.link.worker import Worker
@@ -275,6 +275,26 @@ def test_what_waits_is_tried_a_few_at_a_time_and_all_of_it_in_the_end(crowds: tu
     assert most[1] <= 1.25 * ATTEMPTS_MAX / FEW * most[0] + 200, most
 
 
+@pytest.mark.parametrize("turns", [False, True])
+def test_of_many_sessions_that_wait_a_few_are_tried_at_a_time_and_all_in_turn(turns: bool) -> None:
+    tried: list[str] = []
+    queues = SessionQueues(lambda _: False)
+    names = [f"s-{number}" for number in range(4 * ATTEMPTS_MAX)]
+    for name in names:
+
+        def attempt(name: str = name) -> bool:
+            tried.append(name)
+            return False
+
+        (queues.add_turn if turns else queues.add_verb)(name, attempt)
+    tried.clear()
+    for rounds in range(1, 5):
+        queues.retry(never_spent)
+        assert tried == names[: rounds * ATTEMPTS_MAX]
+    queues.retry(lambda: True)
+    assert tried == [*names, names[0]], "one at least, however little time there is"
+
+
 class Wire:
     """The other end of the worker's socket: commands that come, reports that are counted."""
 
@@ -335,6 +355,18 @@ def test_a_flood_of_commands_is_taken_in_rounds_and_delays_no_interruption() -> 
     assert ended is not None and sum(running) < 100, "the end passed commands of other sessions"
     opened = list(engine.loop.scheduler.registry.sessions)
     assert opened == ["ann/s", *(f"bob/{number}" for number in range(1000))], "in their order"
+
+
+@pytest.mark.parametrize("longest", [0, 40_000])
+def test_a_round_reads_a_bounded_part_of_a_flood(longest: int) -> None:
+    """By frames, and by bytes, of which the last frame may be more."""
+    system = "a" * longest
+    flood = [wire.OpenSession(1 + number, f"bob/{number}", "bob", system=system) for number in range(1000)]
+    worker = Worker(Wire([]), echo_commands(overlap=False), os.getppid(), Ticking())
+    worker.socket.frames.extend(map(wire.encode, flood))
+    worker._read(0.0)
+    assert len(worker.backlog) == (4 if longest else 128)
+    assert len(worker.socket.frames) == 1000 - len(worker.backlog)
 
 
 def test_the_order_of_a_session_is_kept() -> None:

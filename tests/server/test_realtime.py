@@ -291,6 +291,23 @@ def test_what_is_no_longer_there_is_said_to_be_missing(echo: Server) -> None:
         assert talk.refused()["param"] == "resume_after_seq"
 
 
+def test_a_number_that_no_message_can_have_leaves_the_numbers_as_they_are(echo: Server) -> None:
+    """Numbers go on from it otherwise, and soon no client can name the last message that it got."""
+    with Talk(echo) as talk:
+        name = talk.open()["id"]
+        last = talk.turn("before")["seq"]
+    with Talk(echo) as again:
+        again.say("session.open", id=name, resume_after_seq=1 << 53)
+        refused = again.refused()
+        assert (refused["code"], refused["param"]) == ("invalid_value", "resume_after_seq")
+        assert again.open(name, resume_after_seq=last)["resumed"]
+    with Talk(echo) as far:
+        assert (far.open(name, resume_after_seq=1 << 52)["resumed"], far.turn("on")["text"]) == (False, "on")
+    with Talk(echo) as behind:
+        opened = behind.open(name, resume_after_seq=far.last_seq())
+        assert (opened["resumed"], opened["seq"]) == (True, far.last_seq()), "what was sent may be named"
+
+
 def test_no_more_than_a_bound_is_kept_for_those_who_come_back(echo: Server) -> None:
     talk = Talk(echo)
     name = talk.open()["id"]

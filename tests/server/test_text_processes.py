@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -279,6 +280,28 @@ def test_templates_that_explode_are_refused_and_their_process_lives_on() -> None
                     assert isinstance(answer, jobs.Refused) and answer.code == "chat_template", said
                 else:
                     assert answer == jobs.Written(echo_tokenizer().encode("calm"))
+        finally:
+            process.kill()
+
+    asyncio.run(story())
+
+
+def test_a_template_takes_no_more_memory_than_it_may() -> None:
+    most = 256 << 20
+
+    async def story() -> None:
+        wide = "{% if messages[0].content == 'much' %}{{ 'x'.ljust(1000000000) }}{% endif %}"
+        template = wide + "{{ messages[0].content }}"
+        process = await TextProcess.start(jobs.Setup(vocabulary(template), 1000, most, 10.0, 60.0))
+        try:
+            peaks = []
+            for said in ("little", "much"):
+                chat = jobs.Chat([{"role": "user", "content": said}], None, True)
+                answer = await process.ask(jobs.frame(chat))
+                status = Path(f"/proc/{process._transport.get_pid()}/status").read_text()
+                peaks.append(int(status.partition("VmPeak:")[2].split()[0]) << 10)
+            assert isinstance(answer, jobs.Refused) and "memory" in answer.message
+            assert peaks[1] - peaks[0] <= most
         finally:
             process.kill()
 

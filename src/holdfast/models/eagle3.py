@@ -133,7 +133,7 @@ def _taps(fields: Fields) -> tuple[int, ...] | None:
     if not found:
         return None
     if len(found) != TAPS:
-        raise ConfigurationError(f"{fields.where}: {key!r} should name {TAPS} layers, not {list(found)}")
+        raise ConfigurationError(f"{fields.where}: {key!r} should name {TAPS} layers, not {len(found)}")
     return found
 
 

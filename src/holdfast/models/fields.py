@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -23,6 +24,7 @@ _LARGEST = 1 << 32
 _JSON_BYTES_MAX = 64 << 20
 """Limit of description files; the index of the largest checkpoints has a few megabytes."""
 _REASON_CHARACTERS_MAX = 200
+_LISTED, _ITEM_CHARACTERS_MAX = 20, 100
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -69,9 +71,23 @@ def reading(path: Path) -> Iterator[None]:
         ) from error
 
 
+def listed(items: Sequence[str]) -> str:
+    """Texts from a file for an error, as far as a line has room: names may be many, and long."""
+    shown = ", ".join(item[:_ITEM_CHARACTERS_MAX] for item in items[:_LISTED])
+    return f"{shown} ..." if len(items) > _LISTED else shown
+
+
+def require_regular(path: Path) -> int:
+    """The size of a file; rejects pipes and devices, which have no end or never answer."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigurationError(f"{path} is not a regular file")
+    return found.st_size
+
+
 def require_size(path: Path, most: int) -> None:
     """Reject a file above its size limit before it is read into memory."""
-    size = path.stat().st_size
+    size = require_regular(path)
     if size > most:
         raise ConfigurationError(f"{path} has {size} bytes; at most {most} are read")
 

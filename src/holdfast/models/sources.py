@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from holdfast.kernels.quantised import QuantisedWeight
-from holdfast.models.fields import ConfigurationError, Fields, reading, unreadable
+from holdfast.models.fields import ConfigurationError, Fields, listed, reading, require_regular, unreadable
 
 _ELEMENT_BYTES = {"F64": 8, "F32": 4, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 """Bytes per element by the name in safetensors files; others have two."""
@@ -80,6 +80,7 @@ class SafetensorsSource:
         self._path_of: dict[str, Path] = {}
         for path in paths:
             with reading(path):
+                require_regular(path)
                 file = _opened(path)
                 names = file.keys()
             self._where |= dict.fromkeys(names, file)
@@ -94,7 +95,9 @@ class SafetensorsSource:
             paths = sorted({directory / Path(shards.text(name)).name for name in shards.names()})
             missing = [path.name for path in paths if not path.exists()]
             if missing:
-                raise ConfigurationError(f"{directory} is missing the weight files {', '.join(missing)}")
+                raise ConfigurationError(
+                    f"{directory} is missing the weight files ({len(missing)}): {listed(missing)}"
+                )
             return paths
         paths = sorted(directory.glob("*.safetensors"))
         if not paths:

@@ -24,7 +24,7 @@ from holdfast.kernels.quantised import QuantisedWeight, stacked
 from holdfast.kernels.quantised import joined as joined_codes
 from holdfast.kernels.torch.quantised import dequantise
 from holdfast.models.cuts import Cuts, CutSource
-from holdfast.models.fields import ConfigurationError
+from holdfast.models.fields import ConfigurationError, listed
 from holdfast.models.fp8 import SCALE_SUFFIXES, UNUSED, Fp8Linear, Fp8Weight, joined, scale_shapes, stays
 from holdfast.models.linear import (
     DenseLinear,
@@ -46,8 +46,6 @@ from holdfast.models.sources import Source
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in total) while weights load."""
-
-_LISTED = 20
 
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 """Types of 16 bits by their names in files."""
@@ -297,7 +295,7 @@ class WeightReader:
             if not any(pattern.search(name) for pattern in self._ignored)
         )
         problems = [
-            f"{title} ({len(items)}): {', '.join(items[:_LISTED])}{' ...' if len(items) > _LISTED else ''}"
+            f"{title} ({len(items)}): {listed(items)}"
             for title, items in (
                 ("missing", list(dict.fromkeys(self._missing))),
                 ("of another shape", list(dict.fromkeys(self._wrong))),

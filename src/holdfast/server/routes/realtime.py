@@ -30,7 +30,7 @@ from holdfast.server.http.body_writer import frames_of
 from holdfast.server.http.keys import Caller
 from holdfast.server.http.problems import Problem, bad_field, told_as
 from holdfast.server.routes.access import caller_of, service_of
-from holdfast.server.routes.realtime_channel import Channel, Job, encoded
+from holdfast.server.routes.realtime_channel import RESUME_MAX, Channel, Job, encoded
 from holdfast.server.routes.realtime_channels import Channels
 from holdfast.server.routes.realtime_connection import Connection, Speaker
 from holdfast.server.routes.realtime_messages import (
@@ -235,6 +235,11 @@ class Conversation:
         else:
             await self.channels.fetch(record)
         shown = await service.sessions.describe(record)
+        if service.table.get(tenant, record.name) is not record:
+            raise service.table.absence(tenant, record.name)  # It ended meanwhile.
+        after = message.resume_after_seq
+        if after is not None and after > max(RESUME_MAX, self.channels.last_number(record)):
+            raise bad_field("resume_after_seq", "no message of this session has this number")
         self.pending = PendingInput(
             min(service.options.body_limit, service.prompts.room.text_bytes),
             service.facts.context_length,
@@ -242,7 +247,7 @@ class Conversation:
         )
         service.listening.expect(record)
         self.channel = self.channels.of(record)
-        self.channel.attach(self.outbox, shown, message.resume_after_seq)
+        self.channel.attach(self.outbox, shown, after)
 
     async def _new_session(self, message: OpenMessage) -> SessionRecord:
         """Open a session, or join one that another connection of this client is opening."""

@@ -29,11 +29,15 @@ from holdfast.server.service import Service
 from holdfast.server.sessions import SessionRecord, engine_name
 from holdfast.server.turn_request import TurnAsked
 
-__all__ = ["Channel", "Job", "encoded"]
+__all__ = ["RESUME_MAX", "Channel", "Job", "encoded"]
 
 log = logging.getLogger("holdfast.server")
 
 REPLAY_BYTES_MAX = 256 << 10
+REPLAY_LAST_BYTES_MAX = 1 << 20
+"""The same for the last message alone: the end of a turn has all of it, perhaps with log-probabilities."""
+RESUME_MAX = 1 << 52
+"""Highest number that a client may resume after where nothing was sent: numbers stay exact in JavaScript."""
 WAITING_MAX = 64
 TAKEN_OVER = (1008, "another connection has taken the session over")
 
@@ -115,7 +119,7 @@ class Channel:
         text = encoded(kind, self.seq, body)
         self._kept.append((self.seq, text))
         self._kept_bytes += len(text)
-        while self._kept_bytes > REPLAY_BYTES_MAX and len(self._kept) > 1:
+        while self._kept_bytes > (REPLAY_BYTES_MAX if len(self._kept) > 1 else REPLAY_LAST_BYTES_MAX):
             self._kept_bytes -= len(self._kept.popleft()[1])
         if self.outbox is not None:
             self.outbox.put(text)

@@ -53,7 +53,7 @@ class Channels:
     async def _fetch(self, key: str, record: SessionRecord) -> None:
         number = self.service.link.number()
         done = await self.service.link.call(wire.FetchMissed(number, key), number)
-        if done.answer is not None:
+        if done.answer is not None and self.service.table.get(record.tenant, record.name) is record:
             channel = self.of(record)
             channel.take_over(*done.answer)
             if channel.outbox is None:
@@ -93,6 +93,11 @@ class Channels:
         if channel is None:
             channel = self._channels[key] = Channel(self.service, record.tenant, record.name)
         return channel
+
+    def last_number(self, record: SessionRecord) -> int:
+        """The number of the last message of a session."""
+        channel = self._channels.get(engine_name(record.tenant, record.name))
+        return 0 if channel is None else channel.seq
 
     def detach(self, channel: Channel, outbox: Outbox) -> None:
         """Detach a connection; the channel stays until a reconnect or its timeout."""
