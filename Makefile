@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	touch $(STAMP)
 
-# The 100 % of the core's branches is measured over tests/core; the other folders, those that exist, run beside it.
+# The 100 % of the core's branches is measured over tests/core; the other folders run after it, those that exist.
 # They are left out of `tests` one by one: pytest imports the conftest.py of each folder that it is given before it
 # starts its workers, which takes as long as importing torch and transformers.
 OTHER_TESTS := tests --ignore=tests/core --ignore=tests/clients --ignore=tests/gpu
@@ -31,26 +31,17 @@ export MKL_NUM_THREADS ?= 2
 # interpreter the whole package.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Two cores are busy with three workers where a quarter of the time is spent on waiting for files, sockets, processes
-# and a browser. The core's tests only compute: two workers of lower priority run them in the time that is left.
+# Two cores are busy with two workers where tests compute (the core's), and with three where a quarter of their time
+# is spent on waiting for files, sockets, processes and a browser (the others).
 WORKERS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
-
-.PHONY: test test-core test-others
-test: install
-	@echo "What tests/core print follows when they have ended"
-	@$(MAKE) --no-print-directory --jobs=2 test-core test-others
 
 # The core's tests run twice: with coverage, and as `python -O` runs them, without the core's assertions. The variable
 # reaches the workers, which the option would not. Every branch is taken without the tests marked `no_cover`, so `-O`
 # leaves those out.
-CORE := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 nice -n 10 $(BIN)/python -m pytest --dist worksteal -n 2
-test-core: install
-	@printed=$$(mktemp); trap 'rm -f $$printed' EXIT; { \
-		env $(CORE) -m 'not soak' --cov --cov-fail-under=100 tests/core && \
-		env PYTHONOPTIMIZE=1 $(CORE) -m 'not soak and not no_cover' tests/core; \
-	} > $$printed 2>&1; status=$$?; cat $$printed; exit $$status
-
-test-others: install
+.PHONY: test
+test: install
+	$(WORKERS) -n 2 -m 'not soak' --cov --cov-fail-under=100 tests/core
+	PYTHONOPTIMIZE=1 $(WORKERS) -n 2 -m 'not soak and not no_cover' tests/core
 	$(WORKERS) -n 3 -m 'not soak' $(OTHER_TESTS)
 
 # The long figures: long simulations, kill -9, load. Servers are new interpreters, not forks (tests/preloaded).

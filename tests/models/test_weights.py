@@ -123,7 +123,7 @@ def test_a_shard_that_is_no_file_is_named(reference_of: Callable[[str], Referenc
     victim = sorted(path.glob("*.safetensors"))[1]
     victim.unlink()
     victim.mkdir()
-    with pytest.raises(ConfigurationError, match=f"cannot read .*{victim.name}"):
+    with pytest.raises(ConfigurationError, match=f"{victim.name} is not a regular file"):
         load_model(open_checkpoint(path), CPU)
 
 

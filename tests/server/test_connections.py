@@ -171,7 +171,8 @@ def test_a_server_without_descriptors_says_so_and_lives(serve: Serve) -> None:
             assert status(answer_of(connection)) == 200
     server.http.close()
     server.http = httpx.Client(base_url=server.url, timeout=60, verify=NO_TLS)
-    assert server.get("/health").status_code == 200
+    # The server may not have seen yet that the others are closed.
+    assert any(server.get("/health").status_code == 200 for _ in range(1000))
     assert sum("descriptors run short" in line for line in server.lines) == 1
 
 
