@@ -62,7 +62,7 @@ class Sharing:
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._queue = queue
         self._scaled = scaled
-        self._long = queue is not None and not scaled and attention.head_dim == LONG_HEAD
+        self._long = queue if _is_for_long_steps(attention.head_dim, scaled) else None
         self._wanted = -(-processors * FILLING // attention.kv_heads)
         self._queries = [
             max(1, height * attention.kv_heads // attention.heads) for height in (LOW_TILE, HIGH_TILE)
@@ -77,8 +77,8 @@ class Sharing:
         A step too large for both fills the device anyway, and has none. So has one without rows of one token
         (`ones`), unless it is long enough for the queue.
         """
-        if self._queue is not None and self._long and shape.tokens >= LONG_STEP:
-            whole = self._queue.for_long_step(shape.tokens, shape.rows)
+        if self._long is not None and shape.tokens >= LONG_STEP:
+            whole = self._long.for_long_step(shape.tokens, shape.rows)
             if whole is not None:
                 return Lists(queue=whole)
         if not ones:
@@ -91,9 +91,9 @@ class Sharing:
 
     def warm_up(self, device: torch.device) -> None:
         """Compile the kernel that lists long steps: the first long input would wait for it."""
-        if self._queue is not None and self._long:
+        if self._long is not None:
             batch = build_batch([[0]], [0], device=device)
-            batch.queue = self._queue.for_long_step(1, 1)
+            batch.queue = self._long.for_long_step(1, 1)
             list_pieces(batch)
 
     def _pieces(self, shape: Shape) -> tuple[Pieces, ...]:
@@ -111,6 +111,11 @@ class Sharing:
             if most > above:
                 lists.append(Pieces(listed[:lines], self._arrived, queries, self._wanted, above, most))
         return tuple(lists)
+
+
+def _is_for_long_steps(head_dim: int, scaled: bool) -> bool:
+    """Whether the queue of such keys is used by long steps."""
+    return head_dim == LONG_HEAD and not scaled
 
 
 def sharing_for(
@@ -138,7 +143,7 @@ def sharing_for(
         (heads,) = shapes
         takes = takes_scaled_queue if scaled else takes_queue
         if (scaled or computed == stored) and takes(*heads, page_size, computed, device):
-            long = not scaled and heads[2] == LONG_HEAD
+            long = _is_for_long_steps(heads[2], scaled)
             tokens = max(largest.tokens, step_tokens) if long else largest.tokens
             queue = build_queue(tokens, largest.rows, *heads, device)
     widest = max(full, key=lambda mixer: mixer.kv_heads)
