@@ -23,7 +23,7 @@ LONG_MARK = "(long)"
 """How recordings write the long text."""
 
 
-SIZES = ("--kv-tokens", "32768", "--context-length", "16384", "--tool-parser", "hermes")
+SIZES = ("--kv-tokens", "131072", "--context-length", "65536", "--tool-parser", "hermes")
 
 
 @contextmanager

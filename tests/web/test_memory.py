@@ -1,6 +1,9 @@
 """The map of memory: arrangements, the last five minutes, and what a session holds on every tier."""
 
+import json
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from playwright.sync_api import Page, expect
@@ -78,15 +81,13 @@ def test_units_can_be_arranged_by_who_holds_them(server: Server, open_page: Open
         server.say(name, name * 80)
     held = {name: server.state(name)["memory"]["full"]["units"] for name in ("anna", "bert")}
     expect(page.locator("#holders button")).to_have_count(2)
-    assert len(page.evaluate(RUNS, 0)) > 2, "the two sessions lie among each other and the prefixes"
+    # The two sessions lie among each other and the prefixes, until they are arranged.
+    wait_for_runs(page, lambda runs: len(runs) > len(set(runs)) > 2)
     page.locator("#arrange").get_by_text("Holder").click()
     expect(page.locator("input[value=kind]")).to_be_checked()
-    page.wait_for_timeout(200)
-    runs = page.evaluate(RUNS, 0)
-    assert len(runs) == len(set(runs)), runs
-    assert runs[-1] == "free"
+    wait_for_runs(page, lambda runs: len(runs) == len(set(runs)) and runs[-1] == "free")
     page.locator("#arrange").get_by_text("Session").click()
-    page.wait_for_timeout(200)
+    wait_for_runs(page, lambda runs: runs[0] == "session")
     page.hover("#pool-0 canvas", position={"x": 2, "y": 2})
     expect(page.locator("#pointed")).to_contain_text("session anna")
     page.locator("#arrange").get_by_text("Tenant").click()
@@ -101,6 +102,7 @@ def test_a_session_lights_up_on_every_tier_and_its_moves_are_told(
 ) -> None:
     server = serve("--kv-tokens", "16384", "--host-memory", "8MiB", "--disk", str(tmp_path / "disk"))
     page = open_page(server, "/#memory", expected=READING)
+    reports = heard_reports(page)
     name = server.open("moves")
     server.say(name, "x" * 1500)
     chip = page.locator("#holders button[data-session=moves]")
@@ -108,7 +110,7 @@ def test_a_session_lights_up_on_every_tier_and_its_moves_are_told(
     chip.click()
     units = server.state(name)["memory"]["full"]["units"]
     wait_lit(page, "device", units)
-    page.wait_for_timeout(1200)
+    wait_for_another(page, reports)
     assert server.post(f"/v1/sessions/{name}/spill", {"tier": "host"}).status_code == 200
     wait_lit(page, "device", 0)
     expect(page.locator("#events li").first).to_contain_text(
@@ -129,6 +131,36 @@ def test_a_session_lights_up_on_every_tier_and_its_moves_are_told(
     page.click("#live")
     expect(page.locator("#when-shown")).to_have_text("now")
     wait_lit(page, "device", units)
+
+
+def wait_for_runs(page: Page, expected: Callable[[list[str]], bool]) -> None:
+    """Wait until the first map is drawn as it should be."""
+    deadline = time.monotonic() + 30
+    while not expected(runs := page.evaluate(RUNS, 0)):
+        assert time.monotonic() < deadline, runs
+        page.wait_for_timeout(20)
+
+
+def heard_reports(page: Page) -> list[object]:
+    """The memory reports that the page hears from now on; the page is loaded again for it."""
+    heard: list[object] = []
+
+    def look(frame: str | bytes) -> None:
+        if isinstance(frame, str) and (message := json.loads(frame))["type"] == "memory.report":
+            heard.append(message)
+
+    page.on("websocket", lambda socket: socket.on("framereceived", look))
+    page.reload()
+    return heard
+
+
+def wait_for_another(page: Page, reports: list[object]) -> None:
+    """Wait until the page has looked at a report that came from now on: moves are told from two looks."""
+    before = len(reports)
+    deadline = time.monotonic() + 30
+    while len(reports) <= before + 1:
+        assert time.monotonic() < deadline, "the server reports every second"
+        page.wait_for_timeout(20)
 
 
 def wait_lit(page: Page, tier: str, units: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.conftest import serving
-from tests.clients.socket_recording import SocketRecorder
+from tests.clients.socket_recording import SIZES, SocketRecorder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,8 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def echo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of the model that says what it was told: calls too, where it was told one."""
     log = tmp_path_factory.mktemp("echo") / "errors"
-    sizes = ("--kv-tokens", "65536", "--context-length", "16384", "--tool-parser", "hermes")
-    with serving(log, "echo", *sizes) as url:
+    with serving(log, "echo", *SIZES) as url:
         yield url
 
 

@@ -23,8 +23,9 @@ export class MemoryView {
     this.leased = {};
     const frame = onceAFrame(() => this.redraw());
     const slowly = atMostEvery(SORTED_MS, frame);
-    // Where units are sorted, every change moves all of them: that is shown less often.
+    // Where units are sorted, every change moves all of them: that is shown less often, but for what a person asks.
     this.draw = () => (this.by === "place" ? frame() : slowly());
+    this.drawNow = frame;
     // The map follows every change; the words around it are read, and come more slowly.
     this.tellSoon = atMostEvery(WORDS_MS, () => this.drawWords());
     new ResizeObserver(() => this.layOut()).observe(find("pools"));
@@ -57,7 +58,7 @@ export class MemoryView {
 
   arrange(by) {
     this.by = by;
-    this.draw();
+    this.drawNow();
   }
 
   get session() {
@@ -69,7 +70,7 @@ export class MemoryView {
     this.chosen = same || name === null ? null : { by, name };
     this.leased = {};
     this.tell(this.session);
-    this.draw();
+    this.drawNow();
   }
 
   hearLeased(message) {
