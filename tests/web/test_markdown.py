@@ -158,9 +158,11 @@ def test_an_answer_is_drawn_while_it_streams(server: Server, open_page: OpenPage
         expect(links.nth(place)).to_have_attribute("rel", "noopener noreferrer nofollow")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     answer.locator("[data-copy]").click()
-    assert page.evaluate("navigator.clipboard.readText()").startswith("def f(x):")
+    page.wait_for_function("navigator.clipboard.readText().then((text) => text.startsWith('def f(x):'))")
     page.locator(".actions").get_by_text("Copy").click()
-    assert page.evaluate("navigator.clipboard.readText()").strip() == ALL
+    page.wait_for_function(
+        "(all) => navigator.clipboard.readText().then((text) => text.trim() === all)", arg=ALL
+    )
 
 
 def test_hostile_markdown_does_nothing(server: Server, open_page: OpenPage) -> None:

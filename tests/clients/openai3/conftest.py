@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.conftest import serving
-from tests.clients.socket_recording import SIZES, SocketRecorder
+from tests.clients.socket_recording import SocketRecorder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,7 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def echo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of the model that says what it was told: calls too, where it was told one."""
     log = tmp_path_factory.mktemp("echo") / "errors"
-    with serving(log, "echo", *SIZES) as url:
+    sizes = ("--kv-tokens", "65536", "--context-length", "16384", "--tool-parser", "hermes")
+    with serving(log, "echo", *sizes) as url:
         yield url
 
 
