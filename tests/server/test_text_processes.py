@@ -29,8 +29,8 @@ class Worker:
         self.act = act
         self.killed = False
 
-    async def ask(self, content: bytes) -> jobs.Answer:
-        job = jobs.decode_job(content[jobs.HEADER :])
+    async def ask(self, frame: jobs.Frame) -> jobs.Answer:
+        job = jobs.decode_job(frame.message[jobs.LENGTHS.size :], frame.attached)
         assert isinstance(job, jobs.Text)
         if self.act is not None:
             await self.act()
@@ -188,7 +188,7 @@ def test_nothing_is_tokenised_in_the_server_and_small_inputs_have_a_lane(
         lanes = {id(prompts._small): "small", id(prompts._large): "large"}
 
         async def ask(lane: Lane, job: jobs.Job, tenant: str) -> jobs.Answer:
-            asked.append((lanes[id(lane)], len(jobs.frame(job)) // 1000))
+            asked.append((lanes[id(lane)], jobs.frame(job).size // 1000))
             assert tenant == "ann"
             return jobs.Written([1]) if isinstance(job, jobs.Chat) else jobs.Tokens([1])
 
@@ -222,7 +222,7 @@ def test_a_large_body_does_not_wait_for_a_process_to_start(monkeypatch: pytest.M
         async def ask(lane: Lane, job: jobs.Job, _tenant: str) -> jobs.Answer:
             assert isinstance(job, jobs.Body)
             asked.append((lanes[id(lane)], len(job.content)))
-            return jobs.Read(b"")
+            return jobs.Read(memoryview(b""))
 
         monkeypatch.setattr(Lane, "ask", ask)
         monkeypatch.setattr(Lane, "warm_up", lambda lane: up.add(lanes[id(lane)]))
@@ -365,11 +365,11 @@ def test_a_process_says_what_its_tokenizer_says() -> None:
                 jobs.Spell([1, 2, 256]),
                 jobs.Text("x" * 41, True),
                 jobs.Text("x" * 1_000_000, True),
-                jobs.Body(b'{"x": [1, 2.0, "y", null]}', 100),
-                jobs.Body(b'{"y": 1, "x": [' + b"1," * 200 + b"1]}", 100),
-                jobs.Body(b'{"x": ' + b"[" * 50_000, 100),
-                jobs.Body(b'{"x": 1' + b"0" * 30 + b"}", 100),
-                jobs.Body(b'"\xff"', 100),
+                jobs.Body(memoryview(b'{"x": [1, 2.0, "y", null]}'), 100),
+                jobs.Body(memoryview(b'{"y": 1, "x": [' + b"1," * 200 + b"1]}"), 100),
+                jobs.Body(memoryview(b'{"x": ' + b"[" * 50_000), 100),
+                jobs.Body(memoryview(b'{"x": 1' + b"0" * 30 + b"}"), 100),
+                jobs.Body(memoryview(b'"\xff"'), 100),
             )
             return [await process.ask(jobs.frame(job)) for job in asked]
         finally:

@@ -25,6 +25,7 @@ from holdfast.server.limits import Room
 __all__ = ["Reading", "brings_body", "decode_json", "decode_large", "read_json"]
 
 T = TypeVar("T")
+Body = bytes | bytearray
 
 LARGE_BYTES = 1 << 16
 """A JSON text up to this size is decoded on the event loop, in a millisecond at most."""
@@ -44,7 +45,7 @@ class Reading:
 
     limit: int
     room: Room | None
-    read_large: Callable[[bytes], Awaitable[bytes]]
+    read_large: Callable[[Body], Awaitable[memoryview]]
 
 
 async def read_json(request: Request, kind: type[T], reading: Reading) -> T:
@@ -63,10 +64,10 @@ async def read_json(request: Request, kind: type[T], reading: Reading) -> T:
                 raise too_large(limit)
     except ClientDisconnect as error:
         raise Problem(400, "client_disconnected", "the body was not sent to its end") from error
-    return await decode_large(bytes(body), kind, reading)
+    return await decode_large(body, kind, reading)
 
 
-async def decode_large(body: bytes, kind: type[T], reading: Reading) -> T:
+async def decode_large(body: Body, kind: type[T], reading: Reading) -> T:
     """A JSON text of any size as a value of `kind`, within the limits."""
     value = await parse_large(body, kind, reading)
     assert isinstance(value, msgspec.Struct), "bodies are structs"
@@ -74,7 +75,7 @@ async def decode_large(body: bytes, kind: type[T], reading: Reading) -> T:
     return value
 
 
-async def parse_large(body: bytes, kind: type[T], reading: Reading) -> T:
+async def parse_large(body: Body, kind: type[T], reading: Reading) -> T:
     """A JSON text of any size as a value of `kind`; the caller applies the limits."""
     if len(body) <= LARGE_BYTES:
         return _parsed(body, kind)
@@ -104,7 +105,7 @@ def decode_json(body: bytes, kind: type[T], room: Room | None) -> T:
     return value
 
 
-def _parsed(body: bytes, kind: type[T]) -> T:
+def _parsed(body: Body, kind: type[T]) -> T:
     """A JSON text as a value of `kind`; every error is a `Problem` that names the field."""
     if not body.strip():
         raise Problem(400, "invalid_json", "the body is empty")

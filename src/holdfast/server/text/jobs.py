@@ -1,19 +1,22 @@
 """Requests of the API process to its text processes, and the answers.
 
-MessagePack in frames over a pipe: four bytes for the length, then the message. One job at a time, and one
-answer for each.
+MessagePack in frames over a pipe: the lengths of the message and of the bytes that are attached to it, then
+both. One job at a time, and one answer for each. Bodies are attached: megabytes are written and read in
+portions, and not copied.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import struct
+from typing import Any, NamedTuple
 
 import msgspec
 
 from holdfast.server.link import wire
 
 __all__ = [
-    "HEADER",
+    "LENGTHS",
+    "NOTHING",
     "Answer",
     "AnswerTo",
     "Asks",
@@ -21,6 +24,7 @@ __all__ = [
     "Chat",
     "ConstraintFields",
     "Found",
+    "Frame",
     "Job",
     "Read",
     "Refused",
@@ -38,8 +42,9 @@ __all__ = [
     "frame",
 ]
 
-HEADER = 4
-"""Bytes that say how long a message is."""
+LENGTHS = struct.Struct(">II")
+"""The header of a message: its length, and the length of what is attached to it."""
+NOTHING = memoryview(b"")
 
 
 class Setup(msgspec.Struct, tag="setup", frozen=True):
@@ -145,9 +150,9 @@ class Spell(msgspec.Struct, tag="spell", frozen=True):
 
 
 class Body(msgspec.Struct, tag="body", frozen=True):
-    """A JSON text: read it, and count its values."""
+    """A JSON text, attached: read it, and count its values."""
 
-    content: bytes
+    content: memoryview
     values_max: int
 
 
@@ -199,9 +204,12 @@ class Spelled(msgspec.Struct, tag="spelled", frozen=True):
 
 
 class Read(msgspec.Struct, tag="read", frozen=True):
-    """A JSON text as MessagePack: valid, of a known size, and without escapes, which take longest to read."""
+    """A JSON text as MessagePack, attached.
 
-    content: bytes
+    It is valid, of a known size, and without escapes, which take longest to read.
+    """
+
+    content: memoryview
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):
@@ -221,17 +229,35 @@ _jobs: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
 _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
-def frame(message: Job | Answer) -> bytes:
-    """A message with its length before it."""
+class Frame(NamedTuple):
+    """A message as it is sent: behind its header, and what is attached to it."""
+
+    message: bytes
+    attached: memoryview
+
+    @property
+    def size(self) -> int:
+        """Bytes of both."""
+        return len(self.message) + len(self.attached)
+
+
+def frame(message: Job | Answer) -> Frame:
+    """A message with its header before it; its body is attached as it is."""
+    attached = NOTHING
+    if isinstance(message, Body | Read):
+        attached = message.content
+        message = msgspec.structs.replace(message, content=NOTHING)
     written = _encoder.encode(message)
-    return len(written).to_bytes(HEADER, "big") + written
+    return Frame(LENGTHS.pack(len(written), len(attached)) + written, attached)
 
 
-def decode_job(content: bytes) -> Job:
+def decode_job(message: bytes, attached: memoryview) -> Job:
     """A request of the API process."""
-    return _jobs.decode(content)
+    job = _jobs.decode(message)
+    return msgspec.structs.replace(job, content=attached) if isinstance(job, Body) else job
 
 
-def decode_answer(content: bytes) -> Answer:
+def decode_answer(message: bytes, attached: memoryview) -> Answer:
     """An answer of a text process."""
-    return _answers.decode(content)
+    answer = _answers.decode(message)
+    return msgspec.structs.replace(answer, content=attached) if isinstance(answer, Read) else answer

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
 import subprocess
 import sys
 from asyncio.subprocess import SubprocessStreamProtocol
@@ -31,7 +32,7 @@ ATTEMPTS = 2
 STREAM_BYTES = 1 << 20
 """Buffer size of the pipe from the process."""
 PORTION_BYTES = 1 << 18
-"""Bytes written to a process before the event loop may run other tasks."""
+"""Bytes written to a process, or read from it, before the event loop may run other tasks."""
 WAITING_BYTES_MAX = 64 << 20
 """Bytes of queued jobs per tenant in a lane."""
 
@@ -43,7 +44,7 @@ class TextProcessLost(Exception):
 class Worker(Protocol):
     """A lane's view of a process."""
 
-    async def ask(self, content: bytes) -> jobs.Answer:
+    async def ask(self, frame: jobs.Frame) -> jobs.Answer:
         """The answer to a job; raises `TextProcessLost`."""
         ...
 
@@ -85,18 +86,20 @@ class TextProcess:
             raise
         return started
 
-    async def ask(self, content: bytes) -> jobs.Answer:
+    async def ask(self, frame: jobs.Frame) -> jobs.Answer:
         """The answer to a job; raises `TextProcessLost`."""
         source, sink = self._source, self._sink
         if sink.is_closing():
             raise TextProcessLost("a text process ended")
         try:
-            view = memoryview(content)
-            for start in range(0, len(content), PORTION_BYTES):
-                sink.write(view[start : start + PORTION_BYTES])
-                await sink.drain()
-            header = await source.readexactly(jobs.HEADER)
-            return jobs.decode_answer(await source.readexactly(int.from_bytes(header, "big")))
+            for part in frame:
+                view = memoryview(part)
+                for start in range(0, len(view), PORTION_BYTES):
+                    sink.write(view[start : start + PORTION_BYTES])
+                    await sink.drain()
+            length, attached = jobs.LENGTHS.unpack(await source.readexactly(jobs.LENGTHS.size))
+            message = await source.readexactly(length)
+            return jobs.decode_answer(message, await _read_in_portions(source, attached))
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise TextProcessLost("a text process ended") from error
 
@@ -105,11 +108,26 @@ class TextProcess:
         self._transport.close()
 
 
+async def _read_in_portions(source: asyncio.StreamReader, size: int) -> memoryview:
+    """The next bytes, however many: other tasks run between portions of them.
+
+    The memory is mapped, which is zero without being written: a `bytearray` would be written all at once.
+    """
+    if not size:
+        return jobs.NOTHING
+    content = memoryview(mmap.mmap(-1, size))
+    for start in range(0, size, PORTION_BYTES):
+        end = min(start + PORTION_BYTES, size)
+        content[start:end] = await source.readexactly(end - start)
+        await asyncio.sleep(0)
+    return content
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting:
     """A queued job and the future of its answer."""
 
-    content: bytes
+    frame: jobs.Frame
     answer: asyncio.Future[jobs.Answer]
 
 
@@ -129,16 +147,16 @@ class Lane:
         """Queue a job and wait for its answer."""
         if self._closed:
             raise _unavailable()
-        content = jobs.frame(job)
-        if self._bytes.get(tenant, 0) + len(content) > WAITING_BYTES_MAX:
+        frame = jobs.frame(job)
+        if self._bytes.get(tenant, 0) + frame.size > WAITING_BYTES_MAX:
             raise Problem(
                 429,
                 "too_many_inputs",
                 f"this key has more than {WAITING_BYTES_MAX} bytes waiting to be tokenised",
             )
-        entry = _Waiting(content, asyncio.get_running_loop().create_future())
+        entry = _Waiting(frame, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(tenant, deque()).append(entry)
-        self._bytes[tenant] = self._bytes.get(tenant, 0) + len(content)
+        self._bytes[tenant] = self._bytes.get(tenant, 0) + frame.size
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
         return await entry.answer
@@ -172,7 +190,7 @@ class Lane:
             entry = entries.popleft()
             if entries:
                 self._waiting[tenant] = entries
-            left = self._bytes[tenant] - len(entry.content)
+            left = self._bytes[tenant] - entry.frame.size
             if left:
                 self._bytes[tenant] = left
             else:
@@ -215,7 +233,7 @@ class Lane:
                 if self._worker is None:
                     self._worker = await self._start()
                 async with asyncio.timeout(self._seconds):
-                    answer = await self._worker.ask(entry.content)
+                    answer = await self._worker.ask(entry.frame)
             except TimeoutError:
                 log.warning("tokenising took more than %.0f s; the text process was killed", self._seconds)
                 self._drop()

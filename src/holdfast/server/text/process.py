@@ -197,7 +197,7 @@ def _counted_from(first: int, error: ChatTemplateError | ToolsRefused) -> ChatTe
 def _read(job: jobs.Body) -> jobs.Answer:
     """A JSON body as MessagePack; types are checked by the API process."""
     try:
-        job.content.decode("utf-8")
+        str(job.content, "utf-8")
         value = msgspec.json.decode(job.content)
     except UnicodeDecodeError:
         return jobs.Refused("invalid_json", "the body is not valid UTF-8")
@@ -210,7 +210,7 @@ def _read(job: jobs.Body) -> jobs.Answer:
         said = f"a body may hold at most {job.values_max} values"
         return jobs.Refused("too_many_values", said, None, _largest(value, job.values_max))
     try:
-        return jobs.Read(msgspec.msgpack.encode(value))
+        return jobs.Read(memoryview(msgspec.msgpack.encode(value)))
     except OverflowError:
         return jobs.Refused("invalid_json", "the body holds a number of more than 64 bits")
 
@@ -272,10 +272,11 @@ def _limit_time(more: float) -> None:
 
 
 def _next(source: BinaryIO) -> jobs.Job | None:
-    header = source.read(jobs.HEADER)
-    if len(header) < jobs.HEADER:
+    header = source.read(jobs.LENGTHS.size)
+    if len(header) < jobs.LENGTHS.size:
         return None
-    return jobs.decode_job(source.read(int.from_bytes(header, "big")))
+    length, attached = jobs.LENGTHS.unpack(header)
+    return jobs.decode_job(source.read(length), memoryview(source.read(attached)))
 
 
 def main() -> None:
@@ -288,7 +289,7 @@ def main() -> None:
 
     def say(answer: jobs.Answer) -> None:
         try:
-            answers.write(jobs.frame(answer))
+            answers.writelines(jobs.frame(answer))
             answers.flush()
         except BrokenPipeError:
             os._exit(0)  # The API process is gone.
