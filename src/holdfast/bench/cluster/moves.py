@@ -2,7 +2,7 @@
 
 The model is small and its keys and values are large, so that a session of a thousand tokens has hundreds of
 megabytes. It goes to and fro between two engines at rest, and then while a session at each streams without
-end.
+end. After each move its memory is restored, and it gets a turn.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -40,8 +42,18 @@ CONFIGURATION: dict[str, object] = {
 }
 """256 KiB of keys and values a token."""
 
-BESIDE_MAX = 2
+BESIDE_MAX = 4
 """Moves beside sessions that stream."""
+
+QUIET_SECONDS, SETTLING_SECONDS = 3.0, 0.5
+"""How long the sessions stream before that, and what of it is not counted."""
+
+
+class Stretch(NamedTuple):
+    """A stretch of time, in seconds."""
+
+    begin: float
+    end: float
 
 
 class Speaker:
@@ -69,10 +81,53 @@ class Speaker:
             turn += 1
             self.times.append(0.0)  # What lies between two turns is no pause.
 
-    def pauses(self, begin: float, end: float) -> list[float]:
-        """Seconds between two tokens in a stretch of time."""
-        within = [each if begin <= each <= end else 0.0 for each in self.times]
-        return [after - before for before, after in pairwise(within) if before and after]
+    def longest_pause(self, stretches: Iterable[Stretch]) -> float:
+        """The longest time between two tokens that begins in one of some stretches of time, in seconds."""
+        return max(after - before for stretch in stretches for before, after in self._pauses(stretch))
+
+    def usual_pause(self, stretch: Stretch) -> float:
+        """The median of the times between two tokens."""
+        return median(after - before for before, after in self._pauses(stretch))
+
+    def _pauses(self, stretch: Stretch) -> Iterable[tuple[float, float]]:
+        """Tokens that follow each other in a turn, the first of them in a stretch of time."""
+        pairs = ((before, after) for before, after in pairwise(self.times) if before and after)
+        return (pair for pair in pairs if stretch.begin <= pair[0] <= stretch.end)
+
+
+class Moves:
+    """A session that is moved to and fro between two engines."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+        self.size = 0
+        self.rates: list[float] = []
+        """Bytes per second of each move."""
+        self.moves: list[Stretch] = []
+        self.restores: list[Stretch] = []
+        """From the file that has come to the memory of the device."""
+        self.turns: list[Stretch] = []
+        """A token of the session's own: its step reads all of its memory, moved or not."""
+
+    async def make(self, count: int) -> None:
+        """Move the session so many times."""
+        for _ in range(count):
+            home = (await self._client.get("/v1/sessions/moving")).json()["engine"]
+            body = {"session": "moving", "engine": "e1" if home == "e0" else "e0"}
+            answer = await self._timed(self.moves, "/v1/cluster/move", body)
+            self.size = answer["bytes"]
+            self.rates.append(self.size / (self.moves[-1].end - self.moves[-1].begin))
+            await self._timed(self.restores, "/v1/sessions/moving/restore", {})
+            turn = {"input": [7], "sampling": {"max_tokens": 1, "temperature": 0.0}}
+            await self._timed(self.turns, "/v1/sessions/moving/turns", turn)
+
+    async def _timed(self, stretches: list[Stretch], path: str, body: dict[str, Any]) -> dict[str, Any]:
+        begin = time.perf_counter()
+        answer = await self._client.post(path, json=body)
+        answer.raise_for_status()
+        stretches.append(Stretch(begin, time.perf_counter()))
+        found: dict[str, Any] = answer.json()
+        return found
 
 
 async def _run(url: str, tokens: int, moves: int) -> dict[str, float]:
@@ -81,43 +136,31 @@ async def _run(url: str, tokens: int, moves: int) -> dict[str, float]:
         moving = {"input": list(tokens_of(0, 0, tokens)), "sampling": {"max_tokens": 1, "temperature": 0.0}}
         (await client.post("/v1/sessions", json={"id": "moving"})).raise_for_status()
         (await client.post("/v1/sessions/moving/turns", json=moving)).raise_for_status()
-        size, rates = await _moves(client, moves)
+        at_rest, beside = Moves(client), Moves(client)
+        await at_rest.make(moves)
         speakers = [Speaker(client, name) for name in names]
         tasks = [asyncio.create_task(speaker.talk()) for speaker in speakers]
-        await asyncio.sleep(2.0)
-        quiet_end = time.perf_counter()
-        _, beside = await _moves(client, BESIDE_MAX)
-        end = time.perf_counter()
+        await asyncio.sleep(QUIET_SECONDS)
+        quiet = Stretch(time.perf_counter() - QUIET_SECONDS + SETTLING_SECONDS, time.perf_counter())
+        await beside.make(BESIDE_MAX)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        usual = median(each for speaker in speakers for each in speaker.pauses(quiet_end - 1.5, quiet_end))
-        longest = max(each for speaker in speakers for each in speaker.pauses(quiet_end, end))
-        before = max(each for speaker in speakers for each in speaker.pauses(quiet_end - 1.5, quiet_end))
-        return {
-            "session_mb": size / 1e6,
-            "move_mb_per_second": median(rates) / 1e6,
-            "beside_steps_mb_per_second": median(beside) / 1e6,
-            "step_ms": 1000 * usual,
-            "longest_pause_steps": longest / usual,
-            "longest_pause_without_moves_steps": before / usual,
-        }
+    step = median(speaker.usual_pause(quiet) for speaker in speakers)
 
+    def longest(stretches: list[Stretch]) -> float:
+        return max(speaker.longest_pause(stretches) for speaker in speakers) / step
 
-async def _moves(client: httpx.AsyncClient, moves: int) -> tuple[int, list[float]]:
-    """Move the session to and fro: its bytes, and the bytes per second of each move."""
-    size, rates = 0, []
-    for _ in range(moves):
-        home = (await client.get("/v1/sessions/moving")).json()["engine"]
-        began = time.perf_counter()
-        body = {"session": "moving", "engine": "e1" if home == "e0" else "e0"}
-        answer = await client.post("/v1/cluster/move", json=body)
-        answer.raise_for_status()
-        size = answer.json()["bytes"]
-        rates.append(size / (time.perf_counter() - began))
-        turn = {"input": [7], "sampling": {"max_tokens": 1, "temperature": 0.0}}
-        (await client.post("/v1/sessions/moving/turns", json=turn)).raise_for_status()
-    return size, rates
+    return {
+        "session_mb": at_rest.size / 1e6,
+        "move_mb_per_second": median(at_rest.rates) / 1e6,
+        "beside_steps_mb_per_second": median(beside.rates) / 1e6,
+        "step_ms": 1000 * step,
+        "longest_pause_steps": longest(beside.moves),
+        "longest_pause_in_a_restore_steps": longest(beside.restores),
+        "longest_pause_in_the_turn_steps": longest(beside.turns),
+        "longest_pause_without_moves_steps": longest([quiet]),
+    }
 
 
 async def _place(client: httpx.AsyncClient) -> list[str]:
