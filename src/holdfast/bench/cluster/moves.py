@@ -83,7 +83,8 @@ class Speaker:
 
     def longest_pause(self, stretches: Iterable[Stretch]) -> float:
         """The longest time between two tokens that begins in one of some stretches of time, in seconds."""
-        return max(after - before for stretch in stretches for before, after in self._pauses(stretch))
+        pauses = (after - before for stretch in stretches for before, after in self._pauses(stretch))
+        return max(pauses, default=0.0)
 
     def usual_pause(self, stretch: Stretch) -> float:
         """The median of the times between two tokens."""
