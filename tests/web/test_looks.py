@@ -14,6 +14,11 @@ from tests.web.conftest import OpenPage, Serve
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 VIEWS = ("talk", "timeline", "memory", "health")
 
+AT_REST = """() => document.getAnimations().every(
+    (each) => each.playState !== "running" || each.effect.getComputedTiming().endTime === Infinity
+)"""
+"""Whether nothing fades in any more: half-faded letters have too little contrast."""
+
 SCREENSHOTS = Path(os.environ.get("HOLDFAST_SCREENSHOTS", "build/screenshots"))
 """Where pictures of the views are kept."""
 
@@ -55,6 +60,7 @@ def clean(page: Page, seen: Callable[[str], object] = str) -> None:
     for scheme in SCHEMES:
         page.emulate_media(color_scheme=scheme)
         colours.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        page.wait_for_function(AT_REST)
         seen(scheme)
         results = Axe().run(page)
         assert results.violations_count == 0, f"{scheme}: {results.generate_report()}"
