@@ -1,4 +1,4 @@
-"""Claims of an engine, on loops in this process: several at once, opens that wait, unclaimed sessions."""
+"""What an engine claims, and what it gives up, on loops in this process: several at once, and what waits."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +12,10 @@ from holdfast.engine.claims import Found, SessionClaims
 from holdfast.engine.durable.membership import Membership
 from holdfast.engine.durable.records import JournalError
 from holdfast.engine.echo import open_echo
+from holdfast.engine.engine import Engine, TurnFailed
 from holdfast.engine.listeners import Refusal
 from holdfast.engine.options import make_options
+from holdfast.engine.sampling import Sampling
 from holdfast.engine.turns.acknowledgements import Acknowledgements
 from holdfast.engine.verbs import Verbs
 from tests.databases import run_sql, shared_cluster
@@ -196,3 +198,52 @@ def test_sessions_that_nobody_asks_for_are_claimed_in_the_end(
     assert second.loop.session_log.sessions == {}, "a restarted engine may want them"
     run_sql(place, "UPDATE lives SET lease = now() - interval '1 hour' WHERE name = 'a'")
     second.until(lambda: len(second.loop.session_log.sessions) == 7)
+
+
+def declare_dead(member: Member, place: str) -> None:
+    """Another server declares a member dead; its journal hears of that."""
+    run_sql(place, f"UPDATE lives SET state = 'dead' WHERE life = {member.claims.store.life}")
+    log = member.loop.session_log
+    log.flush()
+    deadline = time.monotonic() + 30
+    while log.sessions:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+        log.flush()
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "not told yet"])
+@pytest.mark.parametrize("words", ["x" * 300, ""], ids=["goes on", "ends at once"])
+def test_a_turn_of_a_session_that_is_given_up_has_moved(
+    join: Join, place: str, words: str, is_told: bool
+) -> None:
+    """It is neither finished nor aborted: its client is to send it again, to the other server."""
+    member = join("a", leave_history=False)
+    engine = Engine(member.loop)
+    session = engine.session(id="s")
+    session.say("one").wait()
+    turn = session.say(f"two {words}", Sampling(max_tokens=len(words) or 1, ignore_eos=bool(words)))
+    if words:
+        next(iter(turn))
+    declare_dead(member, place)
+    if is_told:
+        member.loop.flush_journal()
+    with pytest.raises(TurnFailed, match="session_moved"):
+        turn.wait()
+    assert not member.loop.scheduler.registry.sessions and not member.loop.session_log.sessions
+    member.loop.session_log.sync()
+    assert run_sql(place, "SELECT count(*) FROM turns") == [(1,)]
+
+
+def test_a_turn_that_drops_its_reasoning_has_moved_with_its_session(join: Join, place: str) -> None:
+    member = join("a", overlap=True, reasoning_parser="think")
+    engine = Engine(member.loop)
+    session = engine.session(id="s", keep_reasoning=False)
+    turn = session.say("<think>up or down?</think>\n\nUp.")
+    dispatcher = member.loop.dispatcher
+    while not dispatcher._shedding:
+        engine.drive()
+    declare_dead(member, place)
+    with pytest.raises(TurnFailed, match="session_moved"):
+        turn.wait()
+    assert not dispatcher._shedding and not member.loop.scheduler.registry.sessions

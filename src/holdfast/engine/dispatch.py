@@ -165,6 +165,10 @@ class Dispatcher:
         if names:
             self.tell()
 
+    def _is_anothers(self, session_id: str) -> bool:
+        """Whether the journal has a session for another server: it is closed here, or about to be."""
+        return session_id in self._given_up or self._session_log.is_given_up(session_id)
+
     def join_close(self, session_id: str, waiter: Waiter) -> bool:
         """Call a waiter when a close that is being written is durable; False if there is none."""
         pending = self._writing_close.get(session_id)
@@ -194,6 +198,7 @@ class Dispatcher:
         acknowledgements = self._writing_close[session_id] = self._closing.pop(session_id, [])
         moved = session_id in self._given_up
         self._given_up.discard(session_id)
+        shedding = self._shedding.pop(session_id, None) if moved else None
 
         def gone() -> None:
             if self._writing_close.get(session_id) is acknowledgements:
@@ -210,6 +215,8 @@ class Dispatcher:
 
         def refused() -> None:
             gone()
+            if shedding is not None:
+                shedding.end.refused()
             for waiter in acknowledgements:
                 waiter.refused()
 
@@ -246,6 +253,9 @@ class Dispatcher:
                 for waiter in live.acknowledgements:
                     waiter.refused()
 
+        if self._is_anothers(event.session_id):
+            refused()  # Whatever became of it here: its client is to ask the other server.
+            return
         if session is None or not stands:
             told()
             return
@@ -286,7 +296,7 @@ class Dispatcher:
         for name, each in list(self._shedding.items()):
             session = each.session
             if registry.sessions.get(name) is session:
-                if session.unsettled:
+                if session.unsettled or self._is_anothers(name):
                     continue
                 known = session.boundaries[-2] if len(session.boundaries) > 1 else 0
                 moved, kept = each.remainder.moved, each.remainder.kept

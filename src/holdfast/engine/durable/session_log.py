@@ -246,6 +246,10 @@ class SessionLog:
         given_up, self._given_up = self._given_up, []
         return given_up
 
+    def is_given_up(self, session_id: str) -> bool:
+        """Whether a session is another server's, and the engine has not been told yet."""
+        return session_id in self._given_up
+
     def _acknowledge(self, writer: JournalWriter) -> None:
         # Calls without a record of their own wait for batches that are durable already.
         self._call_waiters(Settled(self._durable, frozenset()))
