@@ -256,20 +256,18 @@ def test_a_value_just_over_its_bound_is_refused_by_name(
 # --- large bodies ---------------------------------------------------------------------------------
 
 
-async def never(_: bytes | bytearray) -> memoryview:
+async def never(_: memoryview) -> memoryview:
     raise AssertionError("a small body is read at once")
 
 
-async def packed(content: bytes | bytearray) -> memoryview:
+async def packed(content: memoryview) -> memoryview:
     return memoryview(msgspec.msgpack.encode(msgspec.json.decode(content)))
 
 
 def test_bodies_over_a_size_are_read_elsewhere_and_checked_here() -> None:
     kind = next(each for each in KINDS if each.__name__ == "TokenizeBody")
 
-    def problem_with(
-        body: dict[str, Any], read: Callable[[bytes | bytearray], Awaitable[memoryview]]
-    ) -> Problem:
+    def problem_with(body: dict[str, Any], read: Callable[[memoryview], Awaitable[memoryview]]) -> Problem:
         with pytest.raises(Problem) as caught:
             asyncio.run(decode_large(json.dumps(body).encode(), kind, Reading(1 << 20, ROOM, read)))
         return caught.value

@@ -68,7 +68,7 @@ def test_the_largest_portion_does_not_grow_with_the_list(reader: str) -> None:
 def test_other_tasks_have_turns_between_the_portions_of_a_body() -> None:
     content = json.dumps({"messages": said(MESSAGES_MAX)}).encode()
 
-    async def packed(body: bytes | bytearray) -> memoryview:
+    async def packed(body: memoryview) -> memoryview:
         return memoryview(msgspec.msgpack.encode(msgspec.json.decode(body)))
 
     async def turns() -> int:

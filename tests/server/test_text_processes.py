@@ -1,12 +1,14 @@
 """Text processes: turns for tenants, replacements for those that die, bounds for templates that explode."""
 
 import asyncio
+import json
 import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.engine.echo import echo_tokenizer
@@ -228,7 +230,7 @@ def test_a_large_body_does_not_wait_for_a_process_to_start(monkeypatch: pytest.M
         monkeypatch.setattr(Lane, "warm_up", lambda lane: up.add(lanes[id(lane)]))
         monkeypatch.setattr(Lane, "is_up", property(lambda lane: lanes[id(lane)] in up))
         for size in (WAITLESS_BYTES + 1, WAITLESS_BYTES, WAITLESS_BYTES):
-            await prompts.read_body(b" " * size)
+            await prompts.read_body(memoryview(b" " * size))
 
     asyncio.run(story())
     assert asked == [
@@ -394,6 +396,70 @@ def test_a_process_says_what_its_tokenizer_says() -> None:
         ("invalid_json", None, None),
     ]
     assert isinstance(answers[6], jobs.Read)
+
+
+@pytest.mark.parametrize("kind", [jobs.Body, jobs.Read])
+def test_content_is_attached_as_it_is(kind: type[jobs.Body | jobs.Read]) -> None:
+    """The message has none of it, and both ends see the memory that they were given."""
+    content = bytearray(1 << 20)
+    more = (100,) if kind is jobs.Body else ()
+    sent = jobs.frame(kind(memoryview(content), *more))
+    assert sent.attached.obj is content and len(sent.message) < 100
+    assert sent.size == len(sent.message) + len(content)
+    assert jobs.LENGTHS.unpack_from(sent.message) == (len(sent.message) - jobs.LENGTHS.size, len(content))
+    decode = jobs.decode_job if kind is jobs.Body else jobs.decode_answer
+    found = decode(sent.message[jobs.LENGTHS.size :], sent.attached)
+    assert isinstance(found, kind) and found.content.obj is content
+    small = jobs.frame(jobs.Text("x", True))
+    assert not small.attached and jobs.decode_job(
+        small.message[jobs.LENGTHS.size :], small.attached
+    ) == jobs.Text("x", True)
+
+
+def test_other_tasks_have_turns_while_a_body_goes_to_a_process_and_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Megabytes are written and read in portions, of which no two pass in one turn of the event loop."""
+    size = 4 << 20
+    values = ["x" * 1000] * (size // 1000)
+    moved: dict[str, list[tuple[int, int]]] = {"written": [], "read": []}
+    turn = 0
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    write, read = asyncio.StreamWriter.write, asyncio.StreamReader.readexactly
+
+    def writing(sink: asyncio.StreamWriter, data: memoryview) -> None:
+        moved["written"].append((turn, len(data)))
+        write(sink, data)
+
+    async def reading(source: asyncio.StreamReader, count: int) -> bytes:
+        data = await read(source, count)
+        moved["read"].append((turn, len(data)))
+        return data
+
+    async def story() -> jobs.Answer:
+        process = await TextProcess.start(jobs.Setup(vocabulary(), 40, 256 << 20, 5.0, 60.0))
+        others = asyncio.ensure_future(count_turns())
+        monkeypatch.setattr(asyncio.StreamWriter, "write", writing)
+        monkeypatch.setattr(asyncio.StreamReader, "readexactly", reading)
+        try:
+            return await process.ask(jobs.frame(jobs.Body(memoryview(json.dumps(values).encode()), 10_000)))
+        finally:
+            others.cancel()
+            process.kill()
+
+    answer = asyncio.run(story())
+    assert isinstance(answer, jobs.Read) and msgspec.msgpack.decode(answer.content) == values
+    for portions in moved.values():
+        large = [(when, count) for when, count in portions if count > 100]
+        assert sum(count for _, count in large) >= size
+        assert max(count for _, count in large) <= size // 16
+        assert len({when for when, _ in large}) == len(large)
 
 
 class Unread(list[int]):

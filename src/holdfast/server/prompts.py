@@ -239,7 +239,7 @@ class Prompts:
         assert isinstance(answer, jobs.Spelled)
         return answer.text
 
-    async def read_body(self, content: bytes | bytearray, tenant: str = "") -> memoryview:
+    async def read_body(self, content: memoryview, tenant: str = "") -> memoryview:
         """A large JSON body as MessagePack; raises the problem with it.
 
         The first one does not wait for the process of large inputs to start: the other one reads it.
@@ -248,7 +248,7 @@ class Prompts:
         if size <= WAITLESS_BYTES and not self._large.is_up:
             self._large.warm_up()
             size = 0
-        answer = await self._ask(jobs.Body(memoryview(content), values_max(self.room)), size, tenant)
+        answer = await self._ask(jobs.Body(content, values_max(self.room)), size, tenant)
         assert isinstance(answer, jobs.Read)
         return answer.content
 

@@ -116,7 +116,7 @@ class Service:
     def reading(self, caller: Caller) -> Reading:
         """How bodies of a caller are read; large ones only after the model is loaded."""
 
-        async def read_large(content: bytes | bytearray) -> memoryview:
+        async def read_large(content: memoryview) -> memoryview:
             return await self.prompts.read_body(content, caller.tenant)
 
         return Reading(self.options.body_limit, self.model.room, read_large)

@@ -25,7 +25,6 @@ from holdfast.server.limits import Room
 __all__ = ["Reading", "brings_body", "decode_json", "decode_large", "read_json"]
 
 T = TypeVar("T")
-Body = bytes | bytearray
 
 LARGE_BYTES = 1 << 16
 """A JSON text up to this size is decoded on the event loop, in a millisecond at most."""
@@ -45,7 +44,7 @@ class Reading:
 
     limit: int
     room: Room | None
-    read_large: Callable[[Body], Awaitable[memoryview]]
+    read_large: Callable[[memoryview], Awaitable[memoryview]]
 
 
 async def read_json(request: Request, kind: type[T], reading: Reading) -> T:
@@ -67,7 +66,7 @@ async def read_json(request: Request, kind: type[T], reading: Reading) -> T:
     return await decode_large(body, kind, reading)
 
 
-async def decode_large(body: Body, kind: type[T], reading: Reading) -> T:
+async def decode_large(body: bytes | bytearray, kind: type[T], reading: Reading) -> T:
     """A JSON text of any size as a value of `kind`, within the limits."""
     value = await parse_large(body, kind, reading)
     assert isinstance(value, msgspec.Struct), "bodies are structs"
@@ -75,11 +74,11 @@ async def decode_large(body: Body, kind: type[T], reading: Reading) -> T:
     return value
 
 
-async def parse_large(body: Body, kind: type[T], reading: Reading) -> T:
+async def parse_large(body: bytes | bytearray, kind: type[T], reading: Reading) -> T:
     """A JSON text of any size as a value of `kind`; the caller applies the limits."""
     if len(body) <= LARGE_BYTES:
         return _parsed(body, kind)
-    content = await reading.read_large(body)
+    content = await reading.read_large(memoryview(body))
     try:
         return msgspec.msgpack.decode(content, type=kind)
     except msgspec.ValidationError as error:
@@ -105,7 +104,7 @@ def decode_json(body: bytes, kind: type[T], room: Room | None) -> T:
     return value
 
 
-def _parsed(body: Body, kind: type[T]) -> T:
+def _parsed(body: bytes | bytearray, kind: type[T]) -> T:
     """A JSON text as a value of `kind`; every error is a `Problem` that names the field."""
     if not body.strip():
         raise Problem(400, "invalid_json", "the body is empty")

@@ -1,14 +1,13 @@
 """Requests of the API process to its text processes, and the answers.
 
-MessagePack in frames over a pipe: the lengths of the message and of the bytes that are attached to it, then
-both. One job at a time, and one answer for each. Bodies are attached: megabytes are written and read in
-portions, and not copied.
+MessagePack in frames over a pipe: the lengths of the message and of the content that is attached to it, then
+both. One job at a time, and one answer for each.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,6 +19,7 @@ __all__ = [
     "Answer",
     "AnswerTo",
     "Asks",
+    "Attached",
     "Body",
     "Chat",
     "ConstraintFields",
@@ -45,6 +45,14 @@ __all__ = [
 LENGTHS = struct.Struct(">II")
 """The header of a message: its length, and the length of what is attached to it."""
 NOTHING = memoryview(b"")
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+class Attached(msgspec.Struct, frozen=True):
+    """A message with megabytes of content, which is sent behind the message and not encoded in it."""
+
+    content: memoryview
 
 
 class Setup(msgspec.Struct, tag="setup", frozen=True):
@@ -149,10 +157,9 @@ class Spell(msgspec.Struct, tag="spell", frozen=True):
     tokens: list[int]
 
 
-class Body(msgspec.Struct, tag="body", frozen=True):
-    """A JSON text, attached: read it, and count its values."""
+class Body(Attached, tag="body", frozen=True):
+    """A JSON text: read it, and count its values."""
 
-    content: memoryview
     values_max: int
 
 
@@ -203,13 +210,8 @@ class Spelled(msgspec.Struct, tag="spelled", frozen=True):
     text: str
 
 
-class Read(msgspec.Struct, tag="read", frozen=True):
-    """A JSON text as MessagePack, attached.
-
-    It is valid, of a known size, and without escapes, which take longest to read.
-    """
-
-    content: memoryview
+class Read(Attached, tag="read", frozen=True):
+    """A JSON text as MessagePack: valid, of a known size, and without escapes, which take longest to read."""
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):
@@ -242,22 +244,21 @@ class Frame(NamedTuple):
 
 
 def frame(message: Job | Answer) -> Frame:
-    """A message with its header before it; its body is attached as it is."""
-    attached = NOTHING
-    if isinstance(message, Body | Read):
-        attached = message.content
-        message = msgspec.structs.replace(message, content=NOTHING)
-    written = _encoder.encode(message)
+    """A message with its header before it; its content is attached as it is."""
+    attached = message.content if isinstance(message, Attached) else NOTHING
+    written = _encoder.encode(_with_content(message, NOTHING))
     return Frame(LENGTHS.pack(len(written), len(attached)) + written, attached)
 
 
 def decode_job(message: bytes, attached: memoryview) -> Job:
     """A request of the API process."""
-    job = _jobs.decode(message)
-    return msgspec.structs.replace(job, content=attached) if isinstance(job, Body) else job
+    return _with_content(_jobs.decode(message), attached)
 
 
 def decode_answer(message: bytes, attached: memoryview) -> Answer:
     """An answer of a text process."""
-    answer = _answers.decode(message)
-    return msgspec.structs.replace(answer, content=attached) if isinstance(answer, Read) else answer
+    return _with_content(_answers.decode(message), attached)
+
+
+def _with_content(message: M, content: memoryview) -> M:
+    return msgspec.structs.replace(message, content=content) if isinstance(message, Attached) else message
