@@ -4,6 +4,7 @@ Real processes: engines, API processes and PostgreSQL.
 """
 
 import os
+import random
 import signal
 import threading
 import time
@@ -249,6 +250,36 @@ def test_an_engine_is_stopped_under_load(three: Shared) -> None:
 @pytest.mark.soak
 def test_engines_are_stopped_under_load_many_times(three: Shared) -> None:
     rounds(three, 15, lambda number: stop_for_a_while(three, number))
+
+
+@pytest.mark.soak
+def test_engines_are_stopped_while_clients_talk_on(three: Shared) -> None:
+    """An engine that wakes has turns in flight, and is sent more before it knows that it is dead."""
+    chance = random.Random(three.url)
+    clients = [Talker(three.apis, f"c{number}") for number in range(8)]
+    over = threading.Event()
+
+    def talk(client: Talker) -> None:
+        client.open()
+        while not over.wait(0.1 * chance.random()):
+            client.say(len(client.acknowledged))
+
+    threads = [threading.Thread(target=talk, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        engine = chance.choice(three.engines)
+        os.kill(engine.process.pid, signal.SIGSTOP)
+        time.sleep(chance.uniform(0.1, 4))
+        os.kill(engine.process.pid, signal.SIGCONT)
+        time.sleep(chance.random())
+    over.set()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    for client in clients:
+        client.check()
+    assert {client.session: client.acknowledged for client in clients} == stored_turns(three.url)
 
 
 @pytest.mark.soak
