@@ -3,11 +3,13 @@
 from argparse import ArgumentTypeError
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from holdfast.bench.constrained import Rates
 from holdfast.bench.cpu import __main__ as cpu
-from holdfast.bench.cpu import formats, host_step, kv_quality
+from holdfast.bench.cpu import constrained, formats, host_step, kv_quality
 from holdfast.bench.loops import open_model
 from holdfast.bench.server import attacks, commits, engine_turns, neighbours
 from holdfast.bench.small_models import saved_small_model
@@ -102,6 +104,23 @@ def test_the_table_of_the_cpu_has_a_line_for_each_row() -> None:
     assert line.startswith("| prompt of 512, tokens/s | 300 (290-310) | 100 (290-310) |  |  | 3.00 |")
     assert ">= 3: met (llama-server); >= 1: not measured (transformers)" in line
     assert line.endswith("| 0.20 |")
+
+
+def test_the_table_of_the_cpu_takes_the_figures_of_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their first token is not that of the streams."""
+    for name in ("open_loop", "read_tokenizer", "Constraints", "Engine"):
+        monkeypatch.setattr(constrained, name, Mock())
+    monkeypatch.setattr(constrained, "measure", lambda *_: Rates(200.0, 190.0, 0.95, 1.4))
+    monkeypatch.setattr(constrained, "steps_of_fixed_keys", lambda *_: (30, 10))
+    monkeypatch.setattr(constrained, "first_token_delay", lambda *_: (50.0, 5.0))
+    figures = constrained.figures(16, 64, 5)
+    lines = {row.title: cpu.line(row, figures) for row in cpu.ROWS}
+    filled = {title for title, line in lines.items() if not line.startswith(f"| {title} |  |")}
+    assert filled == {
+        "16 rows with JSON schemas, tokens/s, to none",
+        "object with six fixed keys, steps per token",
+    }
+    assert "| 0.95 (0.95-0.95) |" in lines["16 rows with JSON schemas, tokens/s, to none"]
 
 
 def test_an_attack_sends_whole_requests_and_frames_of_a_client() -> None:
