@@ -313,6 +313,15 @@ def test_unknown_fields_are_ignored_or_refused_as_the_dialect_says(dialect: Dial
             assert caught.value.param == f"{table.prefix}no_such_field"
 
 
+@pytest.mark.parametrize("dialect", [each for each in DIALECTS if each.unknown is Unknown.REFUSED], ids=names)
+def test_a_sampling_field_beside_the_others_is_refused_with_its_place(dialect: Dialect) -> None:
+    for row in dialect.sampling.rows:
+        with pytest.raises(Problem) as caught:
+            decoded(dialect, {row.written: 1}, "")
+        said = f"{row.written}: there is no such field here: turns take it as sampling.{row.written}"
+        assert (caught.value.param, caught.value.message) == (row.written, said)
+
+
 def test_null_is_as_good_as_left_out_where_the_dialect_says_so() -> None:
     for dialect in DIALECTS:
         for table in dialect.tables:

@@ -434,9 +434,11 @@ DIALECTS = (SESSIONS, REALTIME, CHAT, COMPLETIONS, RESPONSES, MESSAGES, GENERATE
 def why_unknown(path: str) -> str:
     """Why a dialect that refuses unknown fields refuses this one."""
     for dialect in DIALECTS:
-        for table in dialect.tables:
-            for entry in table.absent if dialect.unknown is Unknown.REFUSED else ():
+        for table in dialect.tables if dialect.unknown is Unknown.REFUSED else ():
+            for entry in table.absent:
                 if table.prefix + entry.field == path:
                     return entry.reason
+            if table.prefix and path in (row.written for row in table.rows):
+                return f"there is no such field here: turns take it as {table.prefix}{path}"
     name = path.rpartition(".")[2]
     return NOT_BUILT if name in FIELDS or name in MESSAGE_FIELDS else "there is no such field"
