@@ -16,6 +16,7 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from tests.models.small import MARKS, write_small_model
+from tests.server.apart import ENDLESS
 from tests.server.conftest import Serve
 from tests.server.native_client import GREEDY, LONG, NativeClient, total
 from tests.server.serving import Server
@@ -217,7 +218,7 @@ def test_an_aborted_turn_rolls_back_and_nothing_is_computed_again(
 
 
 def test_a_queued_turn_that_is_aborted_leaves_the_session_idle(serve: Serve) -> None:
-    server = serve("echo", "--audit", "strict", "--kv-tokens", "65536", "--max-running", "1")
+    server = serve("echo", "--audit", "strict", "--max-running", "1", *ENDLESS)
     native = NativeClient(server)
     name = native.open(streaming=True)
     first = native.turn(name, "before")
