@@ -381,6 +381,44 @@ def test_a_list_of_expected_sessions_is_bounded() -> None:
     assert [session.id for session in driver.registry.queues.expected] == names[:EXPECTED_MAX]
 
 
+def test_tenants_share_a_full_list() -> None:
+    """A tenant with less of it takes the place of the session of the other one that is needed last."""
+    driver = Driver("dense", 4, pages=20, host=600, running_max=1)
+    names = [f"s{number}" for number in range(EXPECTED_MAX)]
+    for name in names:
+        away(driver, name, 8)
+    for number in range(EXPECTED_MAX):
+        driver.open(f"b{number}", "blue")
+        driver.turn(f"b{number}", 4, 4, seed=number)
+        assert driver.scheduler.spill(f"b{number}", driver.now)
+        driver.run()
+    prefetch, expected = driver.scheduler.planner.prefetch, driver.registry.queues.expected
+    for number, name in enumerate(names):
+        prefetch.expect(driver.session(name), 500.0 - abs(10 - number))
+    for number in range(EXPECTED_MAX):
+        prefetch.expect(driver.session(f"b{number}"), 1.0)
+    half = EXPECTED_MAX // 2
+    blue = [session.id for session in expected if session.tenant == "blue"]
+    assert blue == [f"b{number}" for number in range(half)], "and no more than half"
+    kept = {session.id for session in expected if session.tenant == "red"}
+    needed_first = sorted(range(EXPECTED_MAX), key=lambda number: 500.0 - abs(10 - number))
+    assert kept == {names[number] for number in needed_first[:half]}
+
+
+def test_a_full_list_hears_of_its_sessions_again() -> None:
+    driver = Driver("dense", 4, pages=20, host=600, running_max=1)
+    names = [f"s{number}" for number in range(EXPECTED_MAX)]
+    for name in names:
+        away(driver, name, 8)
+    prefetch, queues = driver.scheduler.planner.prefetch, driver.registry.queues
+    for name in names:
+        prefetch.expect(driver.session(name), 9.0)
+    queues.unfetched = False
+    prefetch.expect(driver.session("s0"), 1.0)
+    assert queues.unfetched and len(queues.expected) == EXPECTED_MAX
+    assert driver.session("s0").expected == driver.registry.now + 1.0
+
+
 def test_a_plan_looks_for_room_for_a_few_sessions_only(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver("dense", 4, host=600)
     names = [f"s{number}" for number in range(3 * ATTEMPTS_MAX)]

@@ -13,7 +13,9 @@ by planner, scheduler and the engine's verbs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container
+from operator import attrgetter
 
 from holdfast.core.layout import Component
 from holdfast.core.ledger import Kind, OutOfUnits, OverQuota
@@ -26,7 +28,9 @@ SPARE_SHARE = 32
 GROWTH_PAGES = 2
 """Pages that a running turn may need while memory comes back."""
 EXPECTED_MAX = 64
-"""Sessions that are listed as expected. Hints beyond them are dropped: a plan looks at a bounded number."""
+"""Sessions that are listed as expected, as evenly of all tenants as their hints allow. Hints beyond them are
+dropped: a plan looks at a bounded number.
+"""
 ATTEMPTS_MAX = 4
 """Sessions for which one plan looks for room."""
 
@@ -53,10 +57,25 @@ class Prefetch:
             self._list(registry.sessions[session_id])
 
     def _list(self, session: Session) -> None:
-        """List a session whose memory is not here, if there is a place on the list."""
+        """List a session whose memory is not here, if there is a place on the list for its tenant."""
         queues = self.registry.queues
-        if session.place is not Place.HOME and len(queues.expected) < EXPECTED_MAX:
+        if session.place is not Place.HOME and (
+            len(queues.expected) < EXPECTED_MAX or self._displaces(session)
+        ):
             queues.expect(session)
+
+    def _displaces(self, session: Session) -> bool:
+        """Whether a full list has the session, or takes it for one of a tenant that has more of the list."""
+        expected = self.registry.queues.expected
+        if session in expected:
+            return True
+        listed = Counter(each.tenant for each in expected)
+        tenant, most = listed.most_common(1)[0]
+        if listed[session.tenant] + 1 >= most:
+            return False
+        last = max((each for each in expected if each.tenant == tenant), key=attrgetter("expected"))
+        del expected[last]
+        return True
 
     def fetch(self, short: bool, full: Container[str]) -> None:
         """Begin to bring the memory of the session back that is needed first, if nobody else needs the room.
