@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from holdfast.models.config import ModelConfig
+from holdfast.models.work import work_of
 
 __all__ = ["LENGTH_MAX", "REST_FIRST", "REST_MAX", "Acceptance", "Costs", "best_length"]
 
@@ -49,18 +50,13 @@ class Costs(NamedTuple):
 
     @classmethod
     def of(cls, draft: ModelConfig, target: ModelConfig, device: torch.device) -> Costs:
-        """The costs of a pair of models, from the multiplications of a token."""
-        ratio = _work(draft) / _work(target)
+        """The costs of a pair of models, from the work of a token."""
+        ratio = work_of(draft) / work_of(target)
         return cls(min(1.0, max(DRAFT_COST_MIN, ratio)), TOKEN_COST.get(device.type, TOKEN_COST["cuda"]))
 
     def each(self, rows: int) -> float:
         """The cost of one draft for each of so many rows, in parts of a step of those rows."""
         return self.draft + rows * self.token / (1.0 + rows * self.token)
-
-
-def _work(config: ModelConfig) -> int:
-    """About as many multiplications as a token takes: twelve squares of the width a layer, and the head."""
-    return config.width * (12 * config.width * len(config.layers) + config.vocabulary)
 
 
 def best_length(rate: float, cost: float, most: int) -> int:
