@@ -1,14 +1,17 @@
 """Tensor parallelism on a machine with one GPU: what can be checked there.
 
-    PYTHONPATH=src python3 -m tests.gpu.ranks
+    PYTHONPATH=src python3 -m tests.gpu.ranks              # tokens, then times
+    PYTHONPATH=src python3 -m tests.gpu.ranks --checks     # tokens alone
+    PYTHONPATH=src python3 -m tests.gpu.ranks --times
 
 Two ranks share the GPU, and their sums pass through main memory (gloo), without CUDA graphs: NCCL does not
-take two ranks on one GPU. One rank that sums over itself with NCCL runs the same code in CUDA graphs. Both
-must generate the tokens of a model without ranks. The times of one rank are printed.
+take two ranks on one GPU. One rank runs the same code in CUDA graphs, alone and summing over itself with
+NCCL. All must generate the tokens of a model without ranks. The times of one rank are printed.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -24,7 +27,7 @@ from holdfast.bench.small_models import SMALL_MODELS, saved_small_model
 from holdfast.engine.loop import EngineLoop
 from holdfast.engine.options import make_options
 from holdfast.engine.ranks import crew, follower
-from holdfast.engine.ranks.group import RankGroup, join, join_gloo
+from holdfast.engine.ranks.group import RankGroup, join_gloo, join_nccl
 from holdfast.engine.start.assembly import build_loop
 from holdfast.models.checkpoint import choose_placement, load_model, open_checkpoint
 from holdfast.models.generation import GenerationDefaults
@@ -34,6 +37,7 @@ from tests.gpu.tokens import conversation
 GPU = torch.device("cuda", 0)
 MEETINGS = TemporaryDirectory()
 """Where ranks meet: NCCL's threads look into it as long as a group exists."""
+WITHOUT, ALONE, OVER_NCCL = WAYS = ("without ranks", "one rank", "one rank that sums over itself with NCCL")
 SIZES: dict[str, Any] = {
     "page_size": 16,
     "kv_tokens": 2048,
@@ -73,12 +77,13 @@ def two_ranks(path: Path, overlap: bool) -> list[int]:
     return said
 
 
-def one_rank(path: Path, dtype: str, *, ranked: bool, **options: Any) -> EngineLoop:
-    """A loop with CUDA graphs, of a model that sums over a group of one, or over nothing."""
-    if not ranked:
+def one_rank(path: Path, dtype: str, way: str, **options: Any) -> EngineLoop:
+    """A loop with CUDA graphs, of a model in one of three `WAYS`."""
+    if way == WITHOUT:
         return open_loop(open_model(path, "cuda", dtype, dummy=dtype != "float32"), True, **options)
     checkpoint = open_checkpoint(path)
-    group = join(Path(mkdtemp(dir=MEETINGS.name)) / "meeting", Ranks(0, 1), 60.0, GPU)
+    meeting = Path(mkdtemp(dir=MEETINGS.name)) / "meeting"
+    group = join_nccl(meeting, Ranks(0, 1), 60.0, GPU, alone_too=way == OVER_NCCL)
     format_ = "auto" if dtype == "float32" else "dummy"
     placement = choose_placement(checkpoint, GPU, dtype)
     model = load_model(checkpoint, placement, load_format=format_, group=group)  # type: ignore[arg-type]
@@ -89,7 +94,7 @@ def one_rank(path: Path, dtype: str, *, ranked: bool, **options: Any) -> EngineL
 
 def step_seconds(loop: EngineLoop, rows: int) -> float:
     """The median time of a decode step of some rows."""
-    talks = [Talk(loop, f"timed {number}") for number in range(rows)]
+    talks = [Talk(loop, f"{rows} rows: {number}") for number in range(rows)]
     for number, talk in enumerate(talks):
         talk.begin([(number + 5 * place) % 128 for place in range(32)], 260)
     while any(len(talk.said) < 20 for talk in talks):
@@ -120,8 +125,8 @@ def write_shape(folder: Path) -> Path:
     return folder
 
 
-def main() -> int:
-    """Check, and time."""
+def check() -> int:
+    """Compare the tokens of every way; returns how many differ."""
     wrong = 0
     for name in SMALL_MODELS:
         with saved_small_model(name) as path:
@@ -130,30 +135,46 @@ def main() -> int:
                     open_model(path, "cuda", "float32", dummy=False), False, overlap=overlap, **SIZES
                 )
                 expected = conversation(alone, 128)
-                found = {
-                    "two ranks over gloo": two_ranks(path, overlap),
-                    "one rank over NCCL in graphs": conversation(
-                        one_rank(path, "float32", ranked=True, overlap=overlap, **SIZES), 128
-                    ),
-                }
+                found = {"two ranks over gloo": two_ranks(path, overlap)}
+                for way in (ALONE, OVER_NCCL):
+                    loop = one_rank(path, "float32", way, overlap=overlap, **SIZES)
+                    found[way] = conversation(loop, 128)
                 for way, said in found.items():
                     wrong += said != expected
                     line = {"check": f"{name}, overlap {overlap}, {way}", "same": said == expected}
                     print(json.dumps(line), flush=True)
+    return wrong
+
+
+def time_steps() -> None:
+    """Print the times of one rank's decode steps, in turn with those without ranks."""
     with TemporaryDirectory() as folder:
         path = write_shape(Path(folder))
-        sizes = {"kv_tokens": 32_768, "max_running": 16, "overlap": True}
-        for ranked in (False, True, False, True):
-            loop = one_rank(path, "bfloat16", ranked=ranked, **sizes)
-            found = {rows: round(step_seconds(loop, rows) * 1e6) for rows in (1,)}
-            print(json.dumps({"one rank of an 8B shape": ranked, "microseconds by rows": found}), flush=True)
+        for way in WAYS * 3:
+            loop = one_rank(path, "bfloat16", way, kv_tokens=32_768, max_running=16, overlap=True)
+            times = {rows: round(step_seconds(loop, rows) * 1e6) for rows in (1, 16)}
+            print(json.dumps({"an 8B shape": way, "microseconds by rows": times}), flush=True)
             del loop
             torch.cuda.empty_cache()
+
+
+def main() -> int:
+    """Check, and time; or be one of the two ranks."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("descriptor", nargs="?", type=int, help="of the socket to rank 0, in another rank")
+    parser.add_argument("--checks", action="store_true", help="time nothing")
+    parser.add_argument("--times", action="store_true", help="check nothing")
+    given = parser.parse_args()
+    if given.descriptor is not None:
+        follower.join = through_memory
+        return follower.main(given.descriptor)
+    wrong = 0 if given.times else check()
+    if not given.checks:
+        time_steps()
     return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        follower.join = through_memory
-        sys.exit(follower.main(int(sys.argv[1])))
     sys.exit(main())

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from tests.engine.tiny import write_model
 from tests.models.reference import VARIANTS, Variant
 from tests.parity.families import FAMILIES
 
@@ -22,6 +23,16 @@ def variant_of(name: str) -> Variant:
     """The variant of a name, changed so that ranks divide it."""
     found = VARIANTS[OTHERS.get(name, name)]
     return replace(found, arguments={**found.arguments, **CHANGES.get(name, {})})
+
+
+def write_talking_models(folder: Path) -> dict[str, Path]:
+    """A directory for each name, with a tokenizer."""
+    paths = write_models(folder)
+    for path in paths.values():
+        described = (path / "config.json").read_text()
+        write_model(path)
+        (path / "config.json").write_text(described)
+    return paths
 
 
 def write_models(folder: Path) -> dict[str, Path]:

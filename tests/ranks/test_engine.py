@@ -1,4 +1,4 @@
-"""Engines of two ranks say what engines of one say, whatever happens to their sessions."""
+"""Engines of several ranks say what engines of one say, whatever happens to their sessions."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,16 +13,22 @@ from holdfast.engine.step.flight import Forwarded
 from holdfast.engine.step.graphs import StepGraphs
 from holdfast.engine.step.inputs import Shape
 from tests.engine.tiny import greedy as greedily
-from tests.engine.tiny import tiny_engine, write_model
+from tests.engine.tiny import tiny_engine
+from tests.ranks.models import NAMES, write_talking_models
 
 Make = Callable[..., Engine]
-FAMILIES = ("llama", "olmo3", "bamba")
+KINDS = ("llama", "olmo3", "bamba")
 """Pages, pages and windows, pages and states."""
 
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: write_model(tmp_path_factory.mktemp("tiny") / name, name) for name in FAMILIES}
+    return write_talking_models(tmp_path_factory.mktemp("models"))
+
+
+def engine_of(path: Path, ranks: int, **options: object) -> Engine:
+    chosen = {"load_format": "auto", "dtype": "float32", **options}
+    return tiny_engine(path, tensor_parallel=ranks, **chosen)
 
 
 @pytest.fixture
@@ -31,7 +37,7 @@ def make(request: pytest.FixtureRequest, directories: dict[str, Path], forked_ra
     made: list[Engine] = []
 
     def engine(ranks: int, **options: object) -> Engine:
-        made.append(tiny_engine(directories[request.param], tensor_parallel=ranks, **options))
+        made.append(engine_of(directories[request.param], ranks, **options))
         return made[-1]
 
     yield engine
@@ -82,21 +88,19 @@ def story(engine: Engine) -> list[object]:
     return heard
 
 
-@pytest.mark.parametrize(
-    ("make", "overlap"),
-    [
-        ("llama", False),
-        ("olmo3", True),
-        ("bamba", True),
-        pytest.param("llama", True, marks=pytest.mark.soak),
-        pytest.param("olmo3", False, marks=pytest.mark.soak),
-        pytest.param("bamba", False, marks=pytest.mark.soak),
-    ],
-    indirect=["make"],
-)
-def test_two_ranks_tell_the_story_of_one(make: Make, overlap: bool) -> None:
+WAYS = [(2, False), (3, True), (2, True), (3, False)]
+"""Ranks, and whether steps overlap. In `make test` families take turns."""
+STORIES = [
+    pytest.param(name, *way, marks=() if number == place % len(WAYS) else pytest.mark.soak)
+    for place, name in enumerate(NAMES)
+    for number, way in enumerate(WAYS)
+]
+
+
+@pytest.mark.parametrize(("make", "ranks", "overlap"), STORIES, indirect=["make"])
+def test_several_ranks_tell_the_story_of_one(make: Make, ranks: int, overlap: bool) -> None:
     options = {"overlap": overlap, "host_memory": 8 << 20, "chunk_tokens": 32}
-    assert story(make(2, **options)) == story(make(1, **options))
+    assert story(make(ranks, **options)) == story(make(1, **options))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +123,9 @@ def test_guesses_and_pressure_change_no_token(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", ["llama", "bamba", pytest.param("olmo3", marks=pytest.mark.soak)], indirect=True
+    "make",
+    [*KINDS, *(pytest.param(name, marks=pytest.mark.soak) for name in NAMES if name not in KINDS)],
+    indirect=True,
 )
 def test_sessions_come_back_from_the_files_of_as_many_ranks(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -153,7 +159,7 @@ def test_sessions_come_back_from_the_files_of_as_many_ranks(
 
 
 def test_an_engine_closes_in_the_middle_of_a_turn(directories: dict[str, Path], forked_ranks: None) -> None:
-    engine = tiny_engine(directories["bamba"], tensor_parallel=2, overlap=True)
+    engine = engine_of(directories["bamba"], 2, overlap=True)
     turns = [engine.session().say(tokens(1), greedily(30)) for _ in range(3)]
     while not all(len(turn._stream.tokens) > 3 for turn in turns):
         engine.drive()

@@ -38,37 +38,24 @@ def alone(paths: dict[str, Path]) -> dict[str, dict[str, Tensor]]:
     return {name: answer(path) for name, path in paths.items()}
 
 
-PARTS = [
-    pytest.param((ranks, names), id=f"{ranks}{word}", marks=marks)
-    for place, ranks in enumerate((2, 3))
-    for names, word, marks in (
-        (NAMES[place::2], "", ()),
-        (NAMES[1 - place :: 2], "-others", pytest.mark.soak),
-    )
-]
-"""How many ranks compute which families: in `make test` one family on two, the next on three."""
-
-
-@pytest.fixture(scope="module", params=PARTS)
+@pytest.fixture(scope="module", params=[2, 3])
 def together(request: pytest.FixtureRequest, paths: dict[str, Path]) -> list[dict[str, Tensor]]:
-    """What each of several ranks answers for some families, one after the other."""
-    ranks, names = request.param
+    """What each of so many ranks answers for all families, one after the other."""
 
     def work(group: RankGroup) -> dict[str, Tensor]:
         return {
-            f"{name} {kind}": tensor for name in names for kind, tensor in answer(paths[name], group).items()
+            f"{name} {kind}": tensor for name in NAMES for kind, tensor in answer(paths[name], group).items()
         }
 
-    return run_ranks(ranks, work)
+    return run_ranks(request.param, work)
 
 
 def test_ranks_compute_what_one_computes(
     alone: dict[str, dict[str, Tensor]], together: list[dict[str, Tensor]]
 ) -> None:
     for found in together:
-        names = {key.rpartition(" ")[0] for key in found}
-        assert len(names) >= len(NAMES) // 2
-        for name in names:
+        assert {key.rpartition(" ")[0] for key in found} == set(NAMES)
+        for name in NAMES:
             expected = alone[name]
             assert torch.equal(found[f"{name} tokens"], expected["tokens"]), name
             error = (found[f"{name} logits"] - expected["logits"]).abs().max()

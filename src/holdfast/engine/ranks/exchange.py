@@ -79,9 +79,9 @@ class RankedMemory(SessionMemory):
                 every[f"{rank}.{name}"] = torch.empty_like(tensor)
                 receive_part(crew.group, every[f"{rank}.{name}"], rank)
         crew.done()
-        return Gathering(session, every, Transfer(iter(()), self._copier, outward=True))
+        return Gathering(session, every, Transfer(iter(()), self._copiers, outward=True))
 
-    def scatter(self, session: Session, tensors: dict[str, Tensor]) -> Transfer:
+    def scatter(self, session: Session, tensors: dict[str, list[Tensor]]) -> Transfer:
         """Copy a file's tensors into the units of a session, on every rank."""
         assert session.parcel is not None
         crew = self._crew
@@ -97,13 +97,23 @@ class RankedMemory(SessionMemory):
                     send_part(crew.group, rows, rank)
                 crew.done()
             self._units.scatter(name, units, mine)
-        return Transfer(iter(()), self._copier, outward=False)
+        return Transfer(iter(()), self._copiers, outward=False)
 
-    def _parts(self, name: str, count: int, tensors: dict[str, Tensor]) -> list[list[Tensor]]:
+    def _parts(self, name: str, count: int, tensors: dict[str, list[Tensor]]) -> list[list[Tensor]]:
         """The rows of each rank for each storage of a component; raises `BadFile` if one does not fit."""
         prefixes = ["", *(f"{rank}." for rank in range(1, self._crew.group.ranks.size))]
         storages = self._device.storage(name)
         return [
-            [own_rows(tensors, f"{prefix}{name}.{index}", each, count) for index, each in enumerate(storages)]
+            [
+                _joined(own_rows(tensors, f"{prefix}{name}.{index}", each, count), each)
+                for index, each in enumerate(storages)
+            ]
             for prefix in prefixes
         ]
+
+
+def _joined(rows: list[Tensor], storage: Tensor) -> Tensor:
+    """Rows for a storage in one tensor, as ranks exchange them."""
+    if len(rows) == 1:
+        return rows[0]
+    return torch.cat([torch.empty((0, *storage.shape[1:]), dtype=storage.dtype), *rows])

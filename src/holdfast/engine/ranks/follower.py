@@ -6,11 +6,16 @@ decides: frames come in the order of rank 0's launches. It ends when told to, or
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    # A terminal sends it to the whole process group, also while the imports below take their seconds.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
 import ctypes
 import logging
 import os
 import select
-import signal
 import socket
 import sys
 import threading
