@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from holdfast.core.layout import Tier
 from holdfast.engine.durable.records import Record, SnapshotWritten
@@ -18,6 +19,7 @@ from holdfast.engine.tiers import background, parts, writing
 from holdfast.engine.tiers.back_off import Cause
 from holdfast.engine.tiers.disk import DiskTier
 from holdfast.engine.tiers.files import BadFile, Snapshot, SnapshotFiles
+from holdfast.engine.tiers.session_memory import own_rows
 from holdfast.engine.tiers.snapshots import SnapshotStore
 from tests.engine.conftest import Make
 from tests.engine.direct import direct
@@ -29,6 +31,20 @@ from tests.preloaded.commands import Command
 ROOT = Path(__file__).parents[2]
 LONG = 600
 WITHOUT_TENSORS = '{"__metadata__": {"length": "1"}, "full.0": {"data_offsets": [0, %s]}}'
+
+
+def test_the_rows_of_parts_are_not_joined() -> None:
+    """Joined rows would take the memory of the file again."""
+    parts = [torch.arange(6.0).view(3, 2), torch.empty(0, 2), 6 + torch.arange(4.0).view(2, 2)]
+    for count, lengths in ((5, [3, 2]), (4, [2, 2]), (2, [2]), (1, [1]), (0, [])):
+        rows = own_rows({"full.0": parts}, "full.0", torch.empty(9, 2), count)
+        assert [len(each) for each in rows] == lengths
+        flat = [number for each in rows for number in each.flatten().tolist()]
+        assert flat == list(range(10))[10 - 2 * count :]
+        memory = {each.untyped_storage().data_ptr() for each in parts}
+        assert {each.untyped_storage().data_ptr() for each in rows} <= memory
+    with pytest.raises(BadFile, match=r"is \[5, 2\] of torch.float32, not \[6, 2\] of torch.float32"):
+        own_rows({"full.0": parts}, "full.0", torch.empty(9, 2), 6)
 
 
 @pytest.fixture(autouse=True)

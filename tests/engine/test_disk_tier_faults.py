@@ -21,6 +21,7 @@ from holdfast.engine.tiers import back_off, background, portions
 from holdfast.engine.tiers.back_off import Cause
 from holdfast.engine.tiers.disk import DiskTier
 from holdfast.engine.tiers.files import Header, SnapshotFiles, decode, encode
+from holdfast.engine.tiers.host import StorageCopy
 from holdfast.engine.tiers.session_memory import Gathering, SessionMemory
 from holdfast.engine.tiers.thread import DiskThread, Job, JobKind
 from tests.engine.conftest import Make
@@ -235,11 +236,11 @@ def fails_once(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Let the device have no room when the disk tier copies units first; the copies."""
     real, calls = portions.Transfer._copy, []
 
-    def fails(transfer: portions.Transfer, piece: portions.Piece) -> None:
+    def fails(transfer: portions.Transfer, piece: portions.Piece, rows: torch.Tensor) -> StorageCopy:
         calls.append(piece)
         if len(calls) == 1:
             raise torch.OutOfMemoryError("out of memory")
-        real(transfer, piece)
+        return real(transfer, piece, rows)
 
     monkeypatch.setattr(portions.Transfer, "_copy", fails)
     return calls
@@ -305,9 +306,9 @@ def in_portions(monkeypatch: pytest.MonkeyPatch, size: int) -> list[int]:
     copied: list[int] = []
     real = portions.Transfer._copy
 
-    def noted(transfer: portions.Transfer, piece: portions.Piece) -> None:
+    def noted(transfer: portions.Transfer, piece: portions.Piece, rows: torch.Tensor) -> StorageCopy:
         copied.append(len(piece.units))
-        real(transfer, piece)
+        return real(transfer, piece, rows)
 
     monkeypatch.setattr(portions, "PORTION_BYTES", size)
     monkeypatch.setattr(portions, "RETURN_BYTES", size)

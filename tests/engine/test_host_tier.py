@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 import pytest
+import torch
 
 from holdfast.core.layout import Component, Tier
 from holdfast.core.plan import TierMove
@@ -227,6 +228,14 @@ def test_a_thread_copies_large_moves(make_any: Make, overlap: bool, monkeypatch:
     leave(engine, "s")
     begin.set()
     checked(session, 3, expected[3])
+
+
+def test_adjacent_units_are_copied_at_once() -> None:
+    runs = host_tier._runs([5, 6, 7, 1, 2, 9], [0, 1, 2, 3, 8, 9])
+    assert list(runs) == [(5, 0, 3), (1, 3, 1), (2, 8, 1), (9, 9, 1)]
+    source, target = torch.arange(40.0).view(10, 4), torch.zeros(10, 4)
+    host_tier.copy_units([StorageCopy(source, [5, 6, 1, 9], target, [2, 3, 4, 0])])
+    assert target[:, 0].tolist() == [36.0, 0, 20.0, 24.0, 4.0, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("direction", ["there", "back"])

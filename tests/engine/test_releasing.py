@@ -51,7 +51,7 @@ def no_thread(_: threading.Thread) -> None:
 def test_without_a_thread_what_is_large_is_released_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releasing, "LARGE_BYTES", 0)
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    tensors = {"a": torch.zeros(1)}
+    tensors = {"a": [torch.zeros(1)]}
     release_tensors(tensors)
     assert not tensors
 
@@ -64,13 +64,13 @@ def test_tensors_are_released_by_a_thread_if_they_are_large(
     by: list[int] = []
     cleared = threading.Event()
 
-    class Noting(dict[str, torch.Tensor]):
+    class Noting(dict[str, list[torch.Tensor]]):
         def clear(self) -> None:
             by.append(threading.get_ident())
             super().clear()
             cleared.set()
 
-    tensors = Noting(a=torch.zeros(25 if large else 24))
+    tensors = Noting(a=[torch.zeros(20), torch.zeros(5 if large else 4)])
     release_tensors(tensors)
     assert cleared.wait(60) and not tensors
     assert [each == threading.get_ident() for each in by] == [not large]

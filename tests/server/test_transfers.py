@@ -16,7 +16,7 @@ import torch
 from holdfast.engine.tiers.files import Header, MemoryForm, SnapshotFiles, encode
 from holdfast.engine.tiers.snapshots import SnapshotStore
 from holdfast.engine.tiers.staging import Staging
-from holdfast.server.link import snapshot_receiver, wire
+from holdfast.server.link import snapshot_receiver, snapshot_sender, wire
 from holdfast.server.link.frames import framed
 from holdfast.server.link.peers import Peers
 from holdfast.server.link.secure_socket import SecureSocket
@@ -216,6 +216,40 @@ def test_a_file_arrives_as_it_is_whatever_its_size_costs_the_loop_nothing(
         assert taker.store.used == len(content), "the later file takes the place of the earlier one"
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
+    sender.close()
+    os.close(sender.descriptor)
+
+
+def test_files_that_follow_each_other_share_a_link_as_long_as_it_holds(
+    taker: Taker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    make = EngineLink.__init__
+
+    def noted(link: EngineLink, address: str, context: ssl.SSLContext, model: str) -> None:
+        made.append(address)
+        make(link, address, context, model)
+
+    monkeypatch.setattr(EngineLink, "__init__", noted)
+    monkeypatch.setattr(snapshot_sender, "FRESH_SECONDS", 1e6)
+    content = content_of(KIB)
+    (tmp_path / "sent").write_bytes(content)
+    sender = SnapshotSender(taker.context, "")
+
+    def send(header: Header = HEADER) -> Any:
+        descriptor = os.open(tmp_path / "sent", os.O_RDONLY)
+        return taker.serve(sender.send(taker.address, "ann/s", header, descriptor, len(content)))
+
+    assert send() and send() and len(made) == 1
+    for link in list(sender._links.values()):
+        link._socket.shutdown(socket.SHUT_RDWR)
+    assert send() and len(made) == 2, "the link had gone"
+    with pytest.raises(SendFailed, match="does not match"):
+        send(Header("model", "another layout", 3, "digest"))
+    assert len(made) == 2, "a refusal is not repeated"
+    assert send() and send() and len(made) == 3
+    monkeypatch.setattr(snapshot_sender, "FRESH_SECONDS", 0.0)
+    assert send() and len(made) == 4, "the link was silent for too long"
     sender.close()
     os.close(sender.descriptor)
 

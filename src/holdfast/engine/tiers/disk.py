@@ -97,7 +97,7 @@ class DiskTier:
         if job.kind is JobKind.READ:
             assert snapshot is not None, "a job that reads names the file"
             page_size = self._scheduler.registry.ledger.layout.page_size
-            job.tensors = read_snapshot(files, snapshot, self.store.header_of, page_size)
+            job.rows = read_snapshot(files, snapshot, self.store.header_of, page_size)
             return
         content = encode(job.header, job.tensors, 0 if snapshot is None else snapshot.length)
         job.tensors = {}
@@ -164,8 +164,11 @@ class DiskTier:
                 self._reader.finish(job)
 
     def wait(self, seconds: float) -> None:
-        """Wait until the thread has finished a job, or time is up; no time while there is more to copy."""
-        self._thread.wait(0.0 if self._copies else seconds)
+        """Wait until the thread has finished a job, or time is up; while there is more to copy, for that."""
+        if self._copies:
+            (self.writer if self.writer.gathering else self._reader).wait(seconds)
+        else:
+            self._thread.wait(seconds)
 
     def write_idle(self) -> None:
         """Write one session in the background, if one is due."""

@@ -253,11 +253,21 @@ class ThreadCopy:
 
 
 def copy_units(copies: Sequence[StorageCopy]) -> None:
-    """Copy units in main memory, on one core: the others compute steps."""
+    """Copy units in main memory, on one core: the others compute steps. Adjacent units are copied at once."""
     for each in copies:
         source, target = (_bytes(storage) for storage in (each.source, each.target))
-        for unit, place in zip(each.sources, each.targets, strict=True):
-            target[place] = source[unit]
+        for unit, place, count in _runs(each.sources, each.targets):
+            target[place : place + count] = source[unit : unit + count]
+
+
+def _runs(sources: list[int], targets: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Units that are adjacent in both storages: the first source, the first target, and their number."""
+    begin = 0
+    for end in range(1, len(sources) + 1):
+        unit, place, count = sources[begin], targets[begin], end - begin
+        if end == len(sources) or sources[end] != unit + count or targets[end] != place + count:
+            yield unit, place, count
+            begin = end
 
 
 def _bytes(storage: Tensor) -> NDArray[np.uint8]:

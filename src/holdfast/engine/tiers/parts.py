@@ -15,7 +15,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from holdfast.engine.tiers.files import (
@@ -74,8 +73,11 @@ def _outline(head: bytes) -> tuple[int, str, int]:
 
 def read_snapshot(
     files: SnapshotFiles, snapshot: Snapshot, header: Callable[[Snapshot], Header], page_size: int
-) -> dict[str, Tensor]:
-    """The tensors of a whole file, each part checked against its `header`; `BadFile` if one is damaged."""
+) -> dict[str, list[Tensor]]:
+    """The tensors of a whole file, as the rows of its parts that follow each other.
+
+    Each part is checked against its `header`; raises `BadFile` if one is damaged.
+    """
     runs: dict[str, list[Tensor]] = {}
     start, after = 0, 0
     for part in snapshot.parts:
@@ -86,7 +88,7 @@ def read_snapshot(
             end, first = -(-after // page_size), -(-part.length // page_size) - len(tensor)
             _follow(name.split(".")[-2], runs.setdefault(name, []), tensor, end - first)
         start, after = part.bytes, part.length
-    return {name: rows[0] if len(rows) == 1 else torch.cat(rows) for name, rows in runs.items()}
+    return runs
 
 
 def _follow(component: str, runs: list[Tensor], new: Tensor, overlap: int) -> None:

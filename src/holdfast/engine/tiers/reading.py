@@ -1,4 +1,4 @@
-"""Reading snapshots: the disk's thread reads and checks a file, and its tensors are copied between steps.
+"""Reading snapshots: the disk's thread reads and checks a file, and its tensors are copied beside steps.
 
 The copy takes a portion a step, one session after another. A move that is cancelled meanwhile copies no more;
 its portion under way is waited for, since its units may be used by the next step.
@@ -34,7 +34,7 @@ class Returning(NamedTuple):
     number: int
     session: str
     transfer: Transfer
-    tensors: dict[str, Tensor]
+    rows: dict[str, list[Tensor]]
 
 
 class SnapshotReader:
@@ -81,12 +81,12 @@ class SnapshotReader:
             self._scheduler.arrive(number, False, self._clock())
             return
         try:
-            transfer = self._memory.scatter(session, job.tensors)
+            transfer = self._memory.scatter(session, job.rows)
         except BadFile as error:
             self._reject(job.session, str(error))
             self._scheduler.arrive(number, False, self._clock())
             return
-        self._returning.append(Returning(number, job.session, transfer, job.tensors))
+        self._returning.append(Returning(number, job.session, transfer, job.rows))
         if len(self._returning) == 1:
             self.scatter_more()
 
@@ -95,12 +95,17 @@ class SnapshotReader:
         """Whether a file's tensors are being copied."""
         return bool(self._returning)
 
+    def wait(self, seconds: float) -> None:
+        """Wait until the portion under way is copied, or time is up."""
+        if self._returning:
+            self._returning[0].transfer.wait(seconds)
+
     def scatter_more(self) -> None:
         """Copy the next portion of the move whose file was read first."""
         self.abandon_cancelled(self._scheduler.registry.transits)
         if not self._returning:
             return
-        number, session_id, transfer, tensors = self._returning[0]
+        number, session_id, transfer, rows = self._returning[0]
         arrived = True
         try:
             if not transfer.advance():
@@ -111,7 +116,7 @@ class SnapshotReader:
             transfer.abandon()
             arrived = False
         self._returning.popleft()
-        release_tensors(tensors)
+        release_tensors(rows)
         self._scheduler.arrive(number, arrived, self._clock())
 
     def abandon_cancelled(self, wanted: Container[int]) -> None:
@@ -121,7 +126,7 @@ class SnapshotReader:
         for each in self._returning:
             if each.number not in wanted:
                 each.transfer.abandon()
-                release_tensors(each.tensors)
+                release_tensors(each.rows)
         self._returning = deque(each for each in self._returning if each.number in wanted)
 
     def _reject(self, session_id: str, reason: str) -> None:

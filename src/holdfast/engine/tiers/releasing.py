@@ -20,9 +20,9 @@ LARGE_BYTES = 8 << 20
 """What has less is released at once."""
 
 
-def release_tensors(tensors: dict[str, Tensor]) -> None:
+def release_tensors(tensors: dict[str, list[Tensor]]) -> None:
     """Empty a dictionary of tensors that nothing else refers to."""
-    _release(tensors.clear, sum(tensor.nbytes for tensor in tensors.values()))
+    _release(tensors.clear, sum(tensor.nbytes for rows in tensors.values() for tensor in rows))
 
 
 def remove_file(path: Path) -> None:

@@ -1,12 +1,12 @@
 """A session's units as tensors: gathered for a snapshot file, and scattered back from one.
 
-Units are copied a portion at a time, between steps (`portions`). Called by the disk tier; the disk's thread
-never touches the device.
+Units are copied a portion at a time, beside the steps (`portions`). Called by the disk tier; the disk's
+thread never touches the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ from holdfast.core.layout import Component, Tier
 from holdfast.core.session import Session
 from holdfast.core.tiers import whole_units
 from holdfast.engine.tiers.files import BadFile
-from holdfast.engine.tiers.host import Copier
-from holdfast.engine.tiers.portions import Piece, Transfer, pieces_of
+from holdfast.engine.tiers.host import Copier, ThreadCopier
+from holdfast.engine.tiers.portions import Copiers, Piece, Transfer, pieces_of
 from holdfast.models.memory import Memory
 
 Units = dict[Component, tuple[list[int], list[int]]]
@@ -64,12 +64,13 @@ class Gathering:
 class SessionMemory:
     """The memory of sessions on the device and, where there is a host tier, on the host."""
 
-    __slots__ = ("_copier", "_device", "_host")
+    __slots__ = ("_copiers", "_device", "_host")
 
     def __init__(self, device: Memory, host: Memory | None, copier: Copier) -> None:
         self._device = device
         self._host = host
-        self._copier = copier
+        on_cpu = isinstance(copier, ThreadCopier)
+        self._copiers = Copiers(copier, copier if on_cpu else ThreadCopier())
 
     def size(self, session: Session, page: int = 0) -> int:
         """How many bytes a session's tensors have from `page` on, without gathering them."""
@@ -97,7 +98,7 @@ class SessionMemory:
                 tensors[f"{name}.{index}"] = rows
                 pieces += pieces_of(device, leased, rows[: len(leased)])
                 pieces += pieces_of(there, own, rows[len(leased) :])
-        transfer = Transfer(iter(pieces), self._copier, outward=True)
+        transfer = Transfer(iter(pieces), self._copiers, outward=True)
         return Gathering(session, tensors, transfer)
 
     def _memory_of(self, session: Session) -> Memory:
@@ -105,33 +106,48 @@ class SessionMemory:
         away = session.sequence.away and session.parcel is not None
         return self._host if away and self._host is not None else self._device
 
-    def scatter(self, session: Session, tensors: dict[str, Tensor]) -> Transfer:
-        """Begin to copy a file's tensors into the units that the core has taken for a session.
+    def scatter(self, session: Session, tensors: dict[str, list[Tensor]]) -> Transfer:
+        """Begin to copy the rows of a file's tensors into the units that the core has taken for a session.
 
         Raises `BadFile`, and has copied nothing, where they do not fit.
         """
-        return Transfer(self._scattered(session, tensors), self._copier, outward=False)
+        return Transfer(self._scattered(session, tensors), self._copiers, outward=False)
 
-    def _scattered(self, session: Session, tensors: dict[str, Tensor]) -> Iterator[Piece]:
+    def _scattered(self, session: Session, tensors: dict[str, list[Tensor]]) -> Iterator[Piece]:
         assert session.parcel is not None
         for component, hold in session.parcel.home.items():
             name, units = component.name.lower(), list(hold.units)
             self._device.overwritten(name, units)
             for index, storage in enumerate(self._device.storage(name)):
-                yield from pieces_of(
-                    storage, units, own_rows(tensors, f"{name}.{index}", storage, len(units))
-                )
+                done = 0
+                for rows in own_rows(tensors, f"{name}.{index}", storage, len(units)):
+                    yield from pieces_of(storage, units[done : done + len(rows)], rows)
+                    done += len(rows)
 
 
-def own_rows(tensors: Mapping[str, Tensor], name: str, storage: Tensor, count: int) -> Tensor:
+def own_rows(tensors: Mapping[str, Sequence[Tensor]], name: str, storage: Tensor, count: int) -> list[Tensor]:
     """The last `count` rows of a file's tensor: a session's own, after those that it leases.
 
-    Raises `BadFile` where a file, whose checksums say nothing about shapes, has no such rows for a storage.
+    They are not joined: a copy of them would take as much memory again. Raises `BadFile` where a file, whose
+    checksums say nothing about shapes, has no such rows for a storage.
     """
-    content = tensors.get(name)
-    if content is None:
+    if name not in tensors:
         raise BadFile(f"it has no tensor {name}")
-    if content.dtype != storage.dtype or content.shape[1:] != storage.shape[1:] or len(content) < count:
-        found, wanted = (f"{list(each.shape)} of {each.dtype}" for each in (content, storage[:count]))
-        raise BadFile(f"its tensor {name} is {found}, not {wanted}")
-    return content[len(content) - count :]
+    content = tensors[name]
+    total = sum(len(rows) for rows in content)
+    for rows in content:
+        if rows.dtype != storage.dtype or rows.shape[1:] != storage.shape[1:] or total < count:
+            found, wanted = _form(total, rows), _form(count, storage)
+            raise BadFile(f"its tensor {name} is {found}, not {wanted}")
+    skipped = total - count
+    kept: list[Tensor] = []
+    for rows in content:
+        if len(rows) > skipped:
+            kept.append(rows[skipped:])
+        skipped = max(0, skipped - len(rows))
+    return kept
+
+
+def _form(count: int, rows: Tensor) -> str:
+    """The shape of so many rows, and their type."""
+    return f"{[count, *rows.shape[1:]]} of {rows.dtype}"

@@ -46,6 +46,9 @@ class Job:
     file: str
     header: Header
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    """What is written."""
+    rows: dict[str, list[Tensor]] = field(default_factory=dict)
+    """What was read: the rows of each tensor, in the file's parts."""
     moves: list[int] = field(default_factory=list)
     bytes: int = 0
     snapshot: Snapshot | None = None

@@ -1,6 +1,6 @@
-"""Writing snapshots: a session's memory is copied between steps, and the disk's thread writes the file.
+"""Writing snapshots: a session's memory is copied beside steps, and the disk's thread writes the file.
 
-Disk space is checked first. The copy takes a portion per step, one session after another; if the session
+Disk space is checked first. The copy takes a portion a step, one session after another; if the session
 continues meanwhile, nothing is written. The order is: file, fsync, journal row, and then the core frees the
 units. A file that is useless by then, because its session was cut, closed or written again, is removed.
 
@@ -157,6 +157,11 @@ class SnapshotWriter:
     def gathering(self) -> bool:
         """Whether a session's memory is being copied."""
         return bool(self._gathered)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the portion under way is copied, or time is up."""
+        if self._gathered:
+            self._gathered[0].gathering.transfer.wait(seconds)
 
     def gather_more(self) -> None:
         """Copy the next portion of the session that was begun first."""

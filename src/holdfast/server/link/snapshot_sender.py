@@ -43,6 +43,9 @@ READ_BYTES = 1 << 20
 SECONDS = 10.0
 """How long the other engine may say nothing, or take nothing."""
 
+FRESH_SECONDS = 2.0
+"""How long after its last use a link is used for the next file; an older one may be gone."""
+
 BEAT_SECONDS = 0.5
 """How often an engine is told that its link is still used, while it receives a file."""
 
@@ -51,6 +54,10 @@ Answer = TypeVar("Answer")
 
 class SendFailed(RuntimeError):
     """The other engine was not reached, or declined; the message says why."""
+
+
+class DeclinedByEngine(SendFailed):
+    """The other engine declined."""
 
 
 def connect(address: str, context: ssl.SSLContext) -> ssl.SSLSocket:
@@ -70,6 +77,8 @@ class EngineLink:
 
     def __init__(self, address: str, context: ssl.SSLContext, model: str) -> None:
         self.pulse: wire.Pulse | None = None
+        self.heard = 0.0
+        """When the last message came."""
         self._frames = BoundedFrames()
         self._numbers = itertools.count(1)
         self._prefix = 1 + secrets.randbelow((1 << (63 - wire.CALL_BITS)) - 1)
@@ -106,7 +115,7 @@ class EngineLink:
             if isinstance(report, wire.Done) and report.call == call:
                 return report
             if isinstance(report, wire.Declined) and report.call == call:
-                raise SendFailed(report.message)
+                raise DeclinedByEngine(report.message)
 
     def _hear(self) -> wire.Report:
         while (frame := self._frames.take()) is None:
@@ -115,6 +124,7 @@ class EngineLink:
                 raise SendFailed("the other engine closed the link")
             self._frames.feed(data)
         report = wire.decode_report(frame)
+        self.heard = time.monotonic()
         if isinstance(report, wire.Pulse):
             self.pulse = report
         return report
@@ -223,11 +233,8 @@ class SnapshotSender:
 
     def _send(self, address: str, session: str, header: Header, descriptor: int, size: int) -> bool:
         try:
-            link = self._link(address, fresh=True)
-            call = link.number()
-            fields = (header.model, header.layout, header.length, header.tokens, header.types)
-            link.post(wire.Stage(call, session, *fields, size))
-            content = wire.Content(link.number(), str(link.answer(call).answer))
+            link, token = self._announce(address, session, header, size)
+            content = wire.Content(link.number(), token)
             try:
                 with connect(address, self._context) as connection:
                     connection.sendall(framed(wire.encode(content)))
@@ -239,6 +246,26 @@ class SnapshotSender:
         except Exception:
             self._drop(address)
             raise
+
+    def _announce(self, address: str, session: str, header: Header, size: int) -> tuple[EngineLink, str]:
+        """Announce a file over the link that was used just now, or else a new one; its token."""
+        fields = (header.model, header.layout, header.length, header.tokens, header.types)
+
+        def announced(link: EngineLink) -> str:
+            call = link.number()
+            link.post(wire.Stage(call, session, *fields, size))
+            return str(link.answer(call).answer)
+
+        link = self._links.get(address)
+        if link is not None and time.monotonic() - link.heard < FRESH_SECONDS:
+            try:
+                return link, announced(link)
+            except DeclinedByEngine:
+                raise
+            except (OSError, SendFailed) as error:
+                log.debug("a link to %s is made again: %s", address, error)
+        link = self._link(address, fresh=True)
+        return link, announced(link)
 
 
 def send_file(connection: ssl.SSLSocket, descriptor: int, size: int, link: EngineLink) -> None:
