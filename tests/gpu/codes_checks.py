@@ -8,7 +8,8 @@ import torch
 
 from holdfast import kernels
 from holdfast.kernels import ExpertForm
-from holdfast.kernels.cuda.codes import PackedCodes, expanded, expanded_experts
+from holdfast.kernels.cuda.codes import expanded, expanded_experts
+from holdfast.kernels.cuda.packing import PackedCodes
 from holdfast.kernels.quantised import QuantisedWeight
 from holdfast.kernels.torch.quantised import dequantise
 from tests.gpu.kernel_checks import Errors, error, normal

@@ -1,8 +1,10 @@
 // What CUDA sources need to run on a CPU: a thread for each lane, barriers for what a warp or a program does together.
 // Functions that are one instruction on the GPU are written out; `on_host.py` takes theirs out of the source.
 
+#include <atomic>
 #include <barrier>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -11,6 +13,8 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned short u16;
+
+#define __grid_constant__
 
 struct uint2 { u32 x, y; };
 struct uint4 { u32 x, y, z, w; };
@@ -24,12 +28,27 @@ struct Warp {
     u32 a[32][4], b[32][2], votes[32];
 };
 
+struct Cluster;
+
 struct Program {
     std::barrier<> all;
     std::vector<std::unique_ptr<Warp>> warps;
+    std::vector<char> memory = std::vector<char>(256 << 10, (char)0xFF);  // shared; not a number
+    struct { std::atomic<int> completed{0}, expected{0}; } arrivals[2048];  // by address
+    Cluster* cluster;
 
-    explicit Program(int threads) : all(threads) {
+    Program(int threads, Cluster* of) : all(threads), cluster(of) {
         for (int i = 0; i < threads / 32; i++) warps.emplace_back(new Warp);
+    }
+};
+
+// Programs that run at the same time.
+struct Cluster {
+    std::barrier<> all;
+    std::vector<std::unique_ptr<Program>> programs;
+
+    Cluster(int count, int threads) : all(count * threads) {
+        for (int i = 0; i < count; i++) programs.emplace_back(new Program(threads, this));
     }
 };
 
@@ -77,6 +96,8 @@ inline u32 pair_of(float low, float high) { return rounded_bits(low) | rounded_b
 inline u32 minus(u32 a, u32 b) { return pair_of(low_of(a) - low_of(b), high_of(a) - high_of(b)); }
 inline u32 times(u32 a, u32 b) { return pair_of(low_of(a) * low_of(b), high_of(a) * high_of(b)); }
 
+inline u32 masked(u32 a, u32 mask, u32 bits) { return (a & mask) | bits; }
+
 inline float half_precision(u32 bits) {
     _Float16 value;
     const u16 low = (u16)bits;
@@ -114,18 +135,124 @@ inline void matrix_product(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, boo
 inline void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { matrix_product(d, a, b0, b1, true); }
 inline void multiply_first(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { matrix_product(d, a, b0, b1, false); }
 
-// Run programs one after another, each with all its threads at once.
+// Shared memory: an address is a place in that of the program.
+inline u32 __cvta_generic_to_shared(const char*) { return 0; }
+
+template <typename T>
+inline T read_shared(u32 address) {
+    if (address % sizeof(T)) abort();
+    T value;
+    memcpy(&value, program->memory.data() + address, sizeof value);
+    return value;
+}
+
+inline float4 read(u32 address) { return read_shared<float4>(address); }
+inline u32 read_word(u32 address) { return read_shared<u32>(address); }
+inline uint4 read_four(u32 address) { return read_shared<uint4>(address); }
+inline void write_word(u32 address, u32 word) { memcpy(program->memory.data() + address, &word, 4); }
+inline u32 __float_as_uint(float value) { return *(u32*)&value; }
+inline void publish() {}
+inline u32 read_half(u32 address) { return read_shared<u16>(address); }
+
+// Copies arrive when they are asked for; who waits for them waits.
+inline auto& arrivals_at(u32 barrier) { return program->arrivals[barrier / 8 % 2048]; }
+inline void set_up_arrivals(u32) {}
+inline void expect(u32 barrier, u32 bytes) { arrivals_at(barrier).expected = bytes; }
+
+// Copies by the lanes themselves arrive at once.
+inline void commit_copies() {}
+inline void wait_for_copies() {}
+
+inline void copy_in(u32 to, const u16* from, bool real) {
+    char* at = program->memory.data() + to;
+    if (real) memcpy(at, from, 16);
+    else memset(at, 0, 16);
+}
+
+// A barrier of some warps; all of them come equally often.
+inline void meet(int) { program->all.arrive_and_wait(); }
+
+// A tensor of three dimensions, and the box of it that is copied at a time; the first dimension is copied whole.
+struct TensorMap {
+    const char* data;
+    int bytes, second, third;
+    long long second_stride, third_stride;
+    int seconds, thirds;
+};
+
+inline void fetch_box(u32 to, const TensorMap* map, int second, int third, u32 barrier) {
+    char* at = program->memory.data() + to;
+    if (to % 128) abort();  // as the copy engine
+    for (int i = 0; i < map->thirds; i++)
+        for (int j = 0; j < map->seconds; j++, at += map->bytes) {
+            if (third + i < map->third && second + j < map->second)
+                memcpy(at, map->data + (third + i) * map->third_stride + (second + j) * map->second_stride, map->bytes);
+            else memset(at, 0, map->bytes);
+        }
+    auto& there = arrivals_at(barrier);
+    if ((there.expected -= map->thirds * map->seconds * map->bytes) > 0) return;
+    there.completed++;
+    there.completed.notify_all();
+}
+
+inline void wait(u32 barrier, u32 parity) {
+    auto& there = arrivals_at(barrier);
+    for (int now = there.completed; (now & 1) == (int)parity; now = there.completed) there.completed.wait(now);
+}
+
+// Of a cluster.
+template <int PROGRAMS>
+inline void meet(bool) { program->cluster->all.arrive_and_wait(); }
+
+template <int PROGRAMS>
+inline float4 read_from(u32 of, u32 address) {
+    float4 value;
+    memcpy(&value, program->cluster->programs[of]->memory.data() + address, sizeof value);
+    return value;
+}
+
+// wgmma with the first operand in registers; each warp has its own 16 of the 64 rows. A descriptor is an address in 16s.
+inline u64 block_at(u32 address, u32 = 16) { return address >> 4; }
+inline void begin_products() {}
+inline void commit_products() {}
+
+template <int LEFT>
+inline void wait_for_products() {}
+
+template <int COUNT>
+inline void pin(float (&)[COUNT]) {}
+
+template <int COUNT>
+inline void multiply_all(float (&d)[COUNT], const u32 (&a)[4], u64 b, int add) {
+    Warp& warp = warp_of_thread();
+    const int lane = threadIdx.x % 32;
+    memcpy(warp.a[lane], a, sizeof a);
+    warp.all.arrive_and_wait();
+    for (int sum = 0; sum < COUNT; sum++) {
+        const int row = lane / 4 + sum / 2 % 2 * 8, token = sum / 4 * 8 + lane % 4 * 2 + sum % 2;
+        if (!add) d[sum] = 0.0f;
+        for (int k = 0; k < 16; k += 2) {
+            const u32 left = warp.a[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+            const u32 at = (u32)b * 16 + token * 128 + k * 2, right = read_word(at ^ (at >> 7 & 7) << 4);
+            d[sum] += low_of(left) * low_of(right) + high_of(left) * high_of(right);
+        }
+    }
+    warp.all.arrive_and_wait();
+}
+
+// Run clusters one after another, each with all threads of its programs at once.
 template <typename Kernel>
-void run(int programs, int threads, Kernel kernel) {
-    for (int index = 0; index < programs; index++) {
-        Program one(threads);
+void run(int programs, int threads, int together, Kernel kernel) {
+    for (int first = 0; first < programs; first += together) {
+        Cluster cluster(together, threads);
         std::vector<std::thread> lanes;
-        for (int i = 0; i < threads; i++)
+        for (int i = 0; i < together * threads; i++)
             lanes.emplace_back([&, i] {
-                threadIdx.x = i, blockIdx.x = index, gridDim.x = programs, program = &one;
+                threadIdx.x = i % threads, blockIdx.x = first + i / threads, gridDim.x = programs;
+                program = cluster.programs[i / threads].get();
                 kernel();
-                one.all.arrive_and_drop();
-                one.warps[i / 32]->all.arrive_and_drop();
+                program->all.arrive_and_drop();
+                program->warps[threadIdx.x / 32]->all.arrive_and_drop();
             });
         for (std::thread& lane : lanes) lane.join();
     }

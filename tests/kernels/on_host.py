@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.kernels.cuda.driver import NO_SWIZZLE
+
 needs_host_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 HEADER = Path(__file__).with_name("host_cuda.h")
@@ -22,17 +24,42 @@ FUNCTION = re.compile(r"(?:template <[^>]*>\n)?__device__ __forceinline__ [^\n(]
 KERNEL = re.compile(r'extern "C"\s+void\s+(\w+)\(([^)]*)\)')
 
 
+class HostMap(ctypes.Structure):
+    """A tensor map of three dimensions, as `host_cuda.h` has it."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("bytes", ctypes.c_int),
+        ("second", ctypes.c_int),
+        ("third", ctypes.c_int),
+        ("second_stride", ctypes.c_longlong),
+        ("third_stride", ctypes.c_longlong),
+        ("seconds", ctypes.c_int),
+        ("thirds", ctypes.c_int),
+    )
+
+
+def host_map(
+    data: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], swizzle: int
+) -> HostMap:
+    """What `holdfast.kernels.cuda.driver.map_of` returns for a GPU."""
+    assert swizzle == NO_SWIZZLE and box[0] == sizes[0] and box[0] % 8 == 0 and max(box) <= 256
+    assert all(stride % 8 == 0 for stride in strides)
+    return HostMap(data, 2 * box[0], *sizes[1:], *(2 * stride for stride in strides), *box[1:])
+
+
 class HostKernel:
     """A kernel of a source, launched as those of `holdfast.kernels.cuda.driver` are."""
 
-    def __init__(self, source: str, name: str, folder: Path) -> None:
+    def __init__(self, source: str, name: str, folder: Path, cluster: int = 1) -> None:
         body = _without_assembler(source[source.index("#define") :])
         body = re.sub(r"__launch_bounds__\([^\n]*\)|__device__|__global__", "", body)
+        body = body.replace("extern __shared__ char memory[]", "const char* memory = program->memory.data()")
         body = body.replace("__forceinline__", "inline").replace("__shared__", "static")
         given = {found[1]: found[2] for found in KERNEL.finditer(body)}[name]
         names = ", ".join(part.split()[-1].lstrip("*") for part in given.split(","))
         body += f'\nextern "C" void launch(int programs, {given}) '
-        body += f"{{ run(programs, THREADS, [&] {{ {name}({names}); }}); }}\n"
+        body += f"{{ run(programs, THREADS, {cluster}, [&] {{ {name}({names}); }}); }}\n"
         file = folder / f"{name}-{abs(hash(body))}.cpp"
         library = file.with_suffix(".so")
         if not library.exists():
@@ -53,8 +80,7 @@ class HostKernel:
         self._launch = ctypes.CDLL(str(library)).launch
 
     def launch(self, programs: int, maps: tuple[Any, ...], *parameters: Any) -> None:
-        assert not maps
-        self._launch(ctypes.c_int(programs), *parameters)
+        self._launch(ctypes.c_int(programs), *maps, *parameters)
 
 
 def _without_assembler(source: str) -> str:

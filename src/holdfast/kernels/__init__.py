@@ -35,8 +35,8 @@ from holdfast.kernels.batch import (
     tile_count,
 )
 from holdfast.kernels.cuda.attention import build_queue, takes_queue
-from holdfast.kernels.cuda.codes import PackedCodes
 from holdfast.kernels.cuda.codes import pack as pack_codes
+from holdfast.kernels.cuda.packing import PackedCodes
 from holdfast.kernels.cuda.products import takes_products
 from holdfast.kernels.cuda.scaled_attention import takes_scaled_queue
 from holdfast.kernels.cuda.twelve import TwelveBits, pack_weight, packed_size

@@ -26,7 +26,7 @@ log = logging.getLogger("holdfast.kernels")
 COMPILER_OPTIONS = ("--gpu-architecture=sm_90a", "--std=c++17", "--device-as-default-execution-space")
 
 BFLOAT16 = 9
-SWIZZLE_64_BYTES, SWIZZLE_128_BYTES = 2, 3
+NO_SWIZZLE, SWIZZLE_64_BYTES, SWIZZLE_128_BYTES = 0, 2, 3
 PROMOTE_TO_256_BYTES = 3
 SHARED_MEMORY_OF_A_PROGRAM = 8
 SHARED_MEMORY_AT_MOST = 97

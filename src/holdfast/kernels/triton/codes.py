@@ -13,14 +13,13 @@ from holdfast.kernels.cuda.codes import (
     COLUMNS,
     EXPANDED_AT_ONCE,
     FEW_TOKENS,
-    SIDE,
-    PackedCodes,
     SortedPicks,
     expanded,
     expanded_experts,
     expert_product,
     product,
 )
+from holdfast.kernels.cuda.packing import SIDE, PackedCodes
 from holdfast.kernels.torch.activation import DEFAULT_CLAMP, PLAIN_EXPERTS, Activation, ExpertForm
 from holdfast.kernels.triton.activation import geglu, relu_squared, swiglu
 from holdfast.kernels.triton.experts import Picks, add_experts, sort_picks, sum_picks

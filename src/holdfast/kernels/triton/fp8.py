@@ -133,16 +133,29 @@ def _few_product(
     total = tl.zeros([ROWS, TOKENS], tl.float32)
     length = tl.cdiv(tl.cdiv(depth, splits), DEPTH) * DEPTH
     first = split * length
+    end = tl.minimum(first + length, depth)
     wait_for_inputs(OVERLAP)
-    for begin in tl.range(first, tl.minimum(first + length, depth), DEPTH):
+    scale = tl.load(scale_lines + first // block_depth, mask=inside & (first < end), other=0.0)
+    of_tokens = x_scales + token
+    x_scale = tl.full([TOKENS], 1.0, tl.float32)
+    if ROUNDED:
+        x_scale = tl.load(of_tokens + first // x_group * x_scale_group, mask=real & (first < end), other=0.0)
+    for begin in tl.range(first, end, DEPTH):
         deep = begin + steps < depth
         right = tl.load(values + begin, mask=deep[:, None] & real[None, :], other=0.0)
         left = tl.load(lines + begin, mask=inside[:, None] & deep[None, :], other=0.0).to(right.dtype)
-        scale = tl.load(scale_lines + begin // block_depth, mask=inside, other=0.0)[:, None]
+        # The next scales arrive while this product is computed.
+        after = begin + DEPTH
+        next_scale = tl.load(scale_lines + after // block_depth, mask=inside & (after < end), other=0.0)
+        product = tl.dot(left, right, input_precision=PRECISION) * scale[:, None]
         if ROUNDED:
-            of_group = x_scales + begin // x_group * x_scale_group
-            scale = scale * tl.load(of_group + token, mask=real, other=0.0)[None, :]
-        total += tl.dot(left, right, input_precision=PRECISION) * scale
+            next_x_scale = tl.load(
+                of_tokens + after // x_group * x_scale_group, mask=real & (after < end), other=0.0
+            )
+            product *= x_scale[None, :]
+            x_scale = next_x_scale
+        total += product
+        scale = next_scale
     stored = inside[:, None] & real[None, :]
     last = True
     if SPLIT:

@@ -1,17 +1,20 @@
 // Codes of 4 or 8 bits as operands of matrix instructions, on Hopper: they become numbers in registers.
 //
-// `codes.py` arranges a weight in bricks of 16 rows by 64 columns, each one run of memory, in which a lane finds the
+// `packing.py` arranges a weight in bricks of 16 rows by 64 columns, each one run of memory, in which a lane finds the
 // operands of four matrix instructions in 16 bytes (32 for 8 bits). Columns are dealt out within a group, so that a
-// lane needs eight neighbours of a token's inputs at a time (four where groups have 16 columns). A weight has `row_blocks` blocks of 64 rows, an even number.
+// lane needs eight neighbours of a token's inputs at a time (four where groups have 16 columns). A weight has
+// `row_blocks` blocks of 64 rows, an even number.
 //
-// `codes_few.cu` and `codes_more.cu` are compiled with this file before them, which has what both share, and `expand`
-// for many tokens. Compiled with KIND, SCALES, ZEROS, GROUP, TOKENS, ROW_WARPS, K_WARPS, BESIDE (programs of a
-// multiprocessor), ACTIVATION, EXPERTS and SHARED defined, and with `hopper.cu` and `projection.cu` before it.
+// `codes_few.cu`, `codes_picks.cu` and `codes_wide.cu` are compiled with this file before them, which has what they
+// share, and `expand` for many tokens. Compiled with KIND, SCALES, ZEROS, GROUP, TOKENS, ROW_WARPS, K_WARPS, BESIDE
+// (programs of a multiprocessor), ACTIVATION, EXPERTS and SHARED defined, and with `hopper.cu` and `projection.cu`
+// before it.
 
 enum { INT4, E2M1, INT8, E4M3 };
 enum { OF_BFLOAT16, OF_FLOAT16, OF_FLOAT32, OF_EXPONENTS };
 
-constexpr int WARPS = ROW_WARPS * K_WARPS, THREADS = 32 * WARPS, TILES = TOKENS / 8;
+constexpr int WARPS = ROW_WARPS * K_WARPS, THREADS = 32 * WARPS;
+[[maybe_unused]] constexpr int TILES = TOKENS / 8;
 constexpr bool WIDE = KIND == INT8 || KIND == E4M3;
 constexpr int PIECES = WIDE ? 2 : 1;                   // of 16 bytes, of a lane in a brick
 constexpr u32 BRICK = 512 * PIECES;                    // bytes
@@ -48,6 +51,13 @@ __device__ __forceinline__ u32 times(u32 a, u32 b) {
     return out;
 }
 
+// (a & mask) | bits, which the compiler would compute in two instructions.
+__device__ __forceinline__ u32 masked(u32 a, u32 mask, u32 bits) {
+    u32 out;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(out) : "r"(a), "r"(mask), "r"(bits));
+    return out;
+}
+
 __device__ __forceinline__ float half_precision(u32 bits) {
     float out;
     asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"((u16)bits));
@@ -78,7 +88,7 @@ __device__ __forceinline__ void unpack(u32 (&pairs)[4], u32 word, u32 next, u32 
     if (KIND == INT4) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            pairs[i] = minus((word >> 4 * i & 0x000F000F) | ABOVE, i % 2 ? second_zero : zero);
+            pairs[i] = minus(masked(word >> 4 * i, 0x000F000F, ABOVE), i % 2 ? second_zero : zero);
     } else if (KIND == E2M1) {
         pairs[0] = word & 0x81C081C0;
         pairs[1] = __funnelshift_r(word, word, 3) & 0x81C081C0;
@@ -90,7 +100,7 @@ __device__ __forceinline__ void unpack(u32 (&pairs)[4], u32 word, u32 next, u32 
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const u32 bytes = (i < 2 ? word : next) >> 8 * (i % 2) & 0x00FF00FF;
-            if (KIND == INT8) pairs[i] = minus((bytes & 0x007F007F) | ABOVE, (bytes & 0x00800080) | ABOVE);
+            if (KIND == INT8) pairs[i] = minus(masked(bytes, 0x007F007F, ABOVE), masked(bytes, 0x00800080, ABOVE));
             else pairs[i] = times((bytes << 8 & 0x80008000) | (bytes << 4 & 0x07F007F0), 0x7B807B80);
         }
     }

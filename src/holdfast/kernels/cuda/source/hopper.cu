@@ -74,3 +74,66 @@ __device__ __forceinline__ u32 pair_of(float first, float second) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
     return pair;
 }
+
+// Shared memory by its address.
+
+__device__ __forceinline__ u32 read_half(u32 address) {
+    u16 half;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(address) : "memory");
+    return half;
+}
+
+__device__ __forceinline__ u32 read_word(u32 address) {
+    u32 word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+    return word;
+}
+
+__device__ __forceinline__ uint4 read_four(u32 address) {
+    uint4 four;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
+                 : "r"(address)
+                 : "memory");
+    return four;
+}
+
+__device__ __forceinline__ void write_word(u32 address, u32 word) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
+
+__device__ __forceinline__ float4 read(u32 address) {
+    float4 four;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+                 : "r"(address)
+                 : "memory");
+    return four;
+}
+
+// The barrier of a cluster of PROGRAMS; `release` publishes this program's writes to the others.
+template <int PROGRAMS>
+__device__ __forceinline__ void meet(bool release) {
+    if (PROGRAMS == 1) {
+        __syncthreads();
+        return;
+    }
+    if (release)
+        asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    else
+        asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Four numbers of the shared memory of a program of the cluster.
+template <int PROGRAMS>
+__device__ __forceinline__ float4 read_from(u32 program, u32 address) {
+    if (PROGRAMS == 1) return read(address);
+    float4 value;
+    asm volatile(
+        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
+        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}\n"
+        : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+        : "r"(address), "r"(program));
+    return value;
+}

@@ -32,26 +32,6 @@ static_assert(ROWS % 16 == 0 || (!GATED && ROWS % 8 == 0), "outputs come in eigh
 static_assert(!TURNED || (ROWS == 64 && GROUPS == 1 && SPLITS > 1), "one group has all rows of a shared tile");
 static_assert(SPLITS == 1 || TOKENS * PITCH * 4 <= STAGES * PLACE, "parts are added up where the ring was");
 
-// The cluster barrier; `release` publishes this program's writes to the others.
-
-__device__ __forceinline__ void meet(bool release) {
-    if (release)
-        asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-    else
-        asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-}
-
-__device__ __forceinline__ float4 read_from(u32 program, u32 address) {
-    float4 value;
-    asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
-        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}\n"
-        : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-        : "r"(address), "r"(program));
-    return value;
-}
-
 __device__ __forceinline__ void fetch_once(u32 to, const TensorMap* map, int column, int row, u32 barrier, u64 once) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
@@ -99,8 +79,8 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
         }
         __syncwarp();
         if (SPLITS > 1) {
-            meet(false);
-            meet(false);
+            meet<SPLITS>(false);
+            meet<SPLITS>(false);
         }
         return;
     }
@@ -176,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
                              : "memory");
         }
     }
-    meet(true);
+    meet<SPLITS>(true);
     // All remote loads are issued before any result is used. Unused values are not loaded: nothing would wait for
     // them, and the memory of a program that has ended is not readable.
     float4 gates[TURNS][SPLITS], ups[TURNS][SPLITS];
@@ -188,8 +168,8 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
         if (i >= WORK || at >= tokens || to >= width) continue;
 #pragma unroll
         for (int program = 0; program < SPLITS; program++) {
-            gates[turn][program] = read_from(program, address);
-            if (GATED) ups[turn][program] = read_from(program, address + OUTPUTS * 4);
+            gates[turn][program] = read_from<SPLITS>(program, address);
+            if (GATED) ups[turn][program] = read_from<SPLITS>(program, address + OUTPUTS * 4);
         }
     }
     auto total = [](const float4 (&parts)[SPLITS]) {
@@ -209,5 +189,5 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1)
         const float4 gate = total(gates[turn]), up = GATED ? total(ups[turn]) : gate;
         *(uint2*)(out + (size_t)at * width + to) = four_of(gate, up, bias, to, width);
     }
-    meet(false);
+    meet<SPLITS>(false);
 }

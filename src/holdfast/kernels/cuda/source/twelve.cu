@@ -34,15 +34,6 @@ __device__ __forceinline__ void fetch_run(u32 to, const char* from, u32 bytes, u
         : "memory");
 }
 
-__device__ __forceinline__ float4 read(u32 address) {
-    float4 four;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
-                 : "r"(address)
-                 : "memory");
-    return four;
-}
-
 // Unpack 16 columns of a slab in wgmma's register layout: two rows eight apart, two columns, then the same eight
 // columns on. `lows` has the lowest exponent bits and the mantissas, byte by byte; `highs` the signs and the other
 // exponent bits, those of the pairs four bits apart.
