@@ -10,9 +10,14 @@ written to disk, until a second `Stop` cuts that short.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    # A terminal sends it to the whole process group, also while the imports below take their seconds.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
 import logging
 import os
-import signal
 import sys
 import time
 import zlib

@@ -8,11 +8,16 @@ Run as `python -m holdfast.server.text.process` by `lanes`.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    # A terminal sends it to the whole process group, also while the imports below take their seconds.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
 import math
 import os
 import re
 import resource
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
