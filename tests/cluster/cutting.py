@@ -1,7 +1,7 @@
 """A proxy in front of PostgreSQL that ends a connection between the database's answer and its client.
 
 Everything passes until `cut` is set; the next answer that completes a statement is dropped, and both ends
-closed. The statement was carried out then, and its client cannot know.
+closed. The statement was carried out then, and its client cannot know. `delay` makes answers slow.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -31,6 +32,8 @@ class Proxy:
         self.behind = behind / NAME
         self.cut = False
         self.cuts = 0
+        self.delay = 0.0
+        """Seconds by which answers come later."""
         self.directory = Path(tempfile.mkdtemp(prefix="holdfast-cut-"))
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._listener = socket.socket(socket.AF_UNIX)
@@ -75,6 +78,8 @@ class Proxy:
                     self.cut = False
                     self.cuts += 1
                     break
+                if cuts:
+                    time.sleep(self.delay)
                 target.sendall(data)
         for end in (source, target):
             with contextlib.suppress(OSError):

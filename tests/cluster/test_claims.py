@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.errors import JournalUnavailable, RequestConflict, SessionExists, TooManySessions
+from holdfast.core.errors import (
+    JournalUnavailable,
+    Refused,
+    RequestConflict,
+    SessionExists,
+    SessionMoved,
+    TooManySessions,
+)
 from holdfast.engine import claims as claims_module
 from holdfast.engine.claims import Found, SessionClaims
 from holdfast.engine.durable.membership import Membership
@@ -65,6 +72,12 @@ class Member:
             self.claims.claim(name, (), lambda each, name=name: found.__setitem__(name, each))  # type: ignore[misc]
         self.until(lambda: len(found) == len(names))
         return found
+
+    def when_owned(self, name: str) -> str | Refused:
+        """Ask whether a session is this engine's."""
+        heard: list[str | Refused] = []
+        self.claims.when_owned(name, lambda: heard.append("owned"), heard.append)
+        return self.until(lambda: heard)[0]  # type: ignore[no-any-return]
 
 
 Join = Callable[..., Member]
@@ -210,6 +223,52 @@ def declare_dead(member: Member, place: str) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.001)
         log.flush()
+
+
+def test_the_journal_is_asked_whose_a_session_is_if_its_last_word_is_old(
+    join: Join, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = join("a")
+    member.open("s")
+    store: Any = member.claims.store
+    asked: list[float] = []
+    confirm = store.confirm
+    monkeypatch.setattr(store, "confirm", lambda since: asked.append(since) or confirm(since))
+    monkeypatch.setattr(claims_module, "GONE_SECONDS", 3600.0)
+    assert member.when_owned("s") == "owned" and not asked, "the journal's last word is recent"
+    monkeypatch.setattr(claims_module, "GONE_SECONDS", -1.0)
+    assert member.when_owned("s") == "owned" and len(asked) == 1
+    assert store.confirmed >= asked[0]
+    assert member.claim("s") == {"s": Found(here=True)} and len(asked) == 2
+    run_sql(place, f"UPDATE lives SET state = 'dead' WHERE life = {store.life}")
+    assert isinstance(member.when_owned("s"), SessionMoved)
+    assert "s" not in member.loop.scheduler.registry.sessions, "and it is given up"
+
+
+def test_an_owner_that_cannot_ask_the_journal_says_so(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    member = join("a")
+    member.open("s")
+
+    def away(_: float) -> bool:
+        raise JournalError("away")
+
+    monkeypatch.setattr(member.claims.store, "confirm", away)
+    monkeypatch.setattr(claims_module, "GONE_SECONDS", -1.0)
+    refusal = member.when_owned("s")
+    assert isinstance(refusal, JournalUnavailable) and "away" in str(refusal)
+    found = member.claim("s")["s"]
+    assert not found.here and isinstance(found.refusal, JournalUnavailable)
+
+
+def test_a_session_that_is_about_to_be_given_up_is_not_owned(join: Join, place: str) -> None:
+    member = join("a")
+    member.open("s")
+    declare_dead(member, place)
+    assert "s" in member.loop.scheduler.registry.sessions, "the loop has not been told"
+    refused: list[Refused] = []
+    member.claims.when_owned("s", lambda: pytest.fail("it is another's"), refused.append)
+    member.until(lambda: refused)
+    assert isinstance(refused[0], SessionMoved)
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["told", "not told yet"])

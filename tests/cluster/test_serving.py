@@ -169,6 +169,36 @@ def test_a_woken_engine_commits_nothing_and_takes_part_again(three: Shared) -> N
     assert "e0" in engine_ids(there, opened).values(), "it takes sessions again"
 
 
+def test_a_woken_engine_does_not_answer_with_an_old_state(apart: Apart) -> None:
+    """It is asked before the journal has told it that it is dead, by an API process that knows no other."""
+    database = shared_cluster()
+    name = database.new_database()
+    with Proxy(database.directory) as proxy:
+        shared = Shared(apart, url=f"postgresql://holdfast@/{name}?host={proxy.directory}", engines=1, apis=0)
+        shared.url = database.url(name)
+        shared.engines.append(shared.engine())
+        links = ("--link-seconds", "2")
+        one, both = apart.api(shared.engines[0], arguments=links), apart.api(*shared.engines, arguments=links)
+        session = one.open("s")
+        one.say(session, "one")
+        sleeper = shared.engines[0]
+        os.kill(sleeper.process.pid, signal.SIGSTOP)
+        try:
+            until(lambda: states(both).get("e0") == "down" and states(one).get("e0") == "down", 60)
+            said = retried(lambda: both.post(f"/v1/sessions/{session}/turns", {"input": "two"}))
+            assert said.json()["text"] == "two"
+            proxy.delay = 0.5
+        finally:
+            os.kill(sleeper.process.pid, signal.SIGCONT)
+        apart.connected(one, 1)
+        answers = [one.get(f"/v1/sessions/{session}") for _ in range(3)]
+        assert {answer.status_code for answer in answers} == {503}, [answer.text for answer in answers]
+        apart.connected(both, 2)
+        assert both.state(session)["turns"] == 2
+        proxy.delay = 0.0
+        apart.end()
+
+
 def test_a_tenants_limit_holds_over_all_engines(apart: Apart) -> None:
     two = Shared(apart, "--tenant-sessions", "3", engines=2)
     here, there = two.apis

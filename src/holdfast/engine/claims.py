@@ -3,20 +3,23 @@
 The journal's thread sends a claim to the store; steps continue meanwhile, and concurrent claims are
 batched, so that commits wait for few statements. The answer is collected between two steps: a claimed
 session is opened with its history, and recomputed with its next turn or read from a snapshot. Verbs that
-would open a session of the same name wait. Unclaimed sessions of ended owners are claimed a few at a time
-(`sweep`), so that their time to live ends. Used by the verbs; absent without a store that several engines
-write.
+would open a session of the same name wait. What is read from a session is answered while the journal
+confirms that the session is this engine's (`when_owned`). Unclaimed sessions of ended owners are claimed a
+few at a time (`sweep`), so that their time to live ends. Used by the verbs; absent without a store that
+several engines write.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from holdfast.core.errors import JournalUnavailable, Refused, SessionExists, TooManySessions
+from holdfast.cluster.lives import GONE_SECONDS
+from holdfast.core.errors import JournalUnavailable, Refused, SessionExists, SessionMoved, TooManySessions
 from holdfast.engine.durable.records import StoredSession
 from holdfast.engine.durable.recovery import recover
 from holdfast.engine.durable.store import Home, OwningStore, Taken
@@ -116,7 +119,9 @@ class SessionClaims:
     def claim(self, name: str, unheard: Collection[str], told: Told) -> None:
         """Find a session, and take it over if its owner is over; `told` is called once."""
         if self._is_here(name):
-            told(Found(here=True))
+            self.when_owned(
+                name, lambda: told(Found(here=True)), lambda refusal: told(Found(refusal=refusal))
+            )
             return
         waiting = self._claiming.get(name)
         if waiting is not None:
@@ -143,6 +148,35 @@ class SessionClaims:
         names = [self._wanted.popleft() for _ in range(min(CLAIMED_MAX, len(self._wanted)))]
         unheard, self._unheard = self._unheard, set()
         self.ask(lambda: self._store.take_over(names, unheard), lambda future: self._claimed(names, future))
+
+    def when_owned(self, name: str, act: Callable[[], None], refused: Callable[[Refused], None]) -> None:
+        """Act on a session that this engine has, unless another engine has taken it over.
+
+        Another one may do so when the journal has not confirmed this life for `GONE_SECONDS`, and an engine
+        that was stopped meanwhile does not know. So the journal is asked first if its last word is as old.
+        """
+
+        def decide() -> None:
+            if self._loop.dispatcher.is_anothers(name):
+                refused(SessionMoved(name))
+            else:
+                act()
+
+        def answered(future: Future[bool]) -> None:
+            self._loop.flush_journal()  # Sessions that were found to be another's are given up.
+            refusal = _unavailable(future)
+            if refusal is not None:
+                refused(refusal)
+            elif not future.result():
+                refused(SessionMoved(name))
+            else:
+                decide()
+
+        asked = time.monotonic()
+        if asked - self._store.confirmed < GONE_SECONDS:
+            decide()
+        else:
+            self.ask(lambda: self._store.confirm(asked), answered)
 
     def locate(self, name: str, told: Told) -> None:
         """Find the owner of a session, and take nothing over."""

@@ -165,7 +165,7 @@ class Dispatcher:
         if names:
             self.tell()
 
-    def _is_anothers(self, session_id: str) -> bool:
+    def is_anothers(self, session_id: str) -> bool:
         """Whether the journal has a session for another server: it is closed here, or about to be."""
         return session_id in self._given_up or self._session_log.is_given_up(session_id)
 
@@ -253,7 +253,7 @@ class Dispatcher:
                 for waiter in live.acknowledgements:
                     waiter.refused()
 
-        if self._is_anothers(event.session_id):
+        if self.is_anothers(event.session_id):
             refused()  # Whatever became of it here: its client is to ask the other server.
             return
         if session is None or not stands:
@@ -296,7 +296,7 @@ class Dispatcher:
         for name, each in list(self._shedding.items()):
             session = each.session
             if registry.sessions.get(name) is session:
-                if session.unsettled or self._is_anothers(name):
+                if session.unsettled or self.is_anothers(name):
                     continue
                 known = session.boundaries[-2] if len(session.boundaries) > 1 else 0
                 moved, kept = each.remainder.moved, each.remainder.kept

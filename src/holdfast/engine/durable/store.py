@@ -183,6 +183,10 @@ class OwningStore(Store, Protocol):
         """When a statement was sent that has shown this life to be alive, by this process's clock."""
         ...
 
+    def confirm(self, asked: float) -> bool:
+        """Whether this life is alive, by an answer of the store to a question not older than `asked`."""
+        ...
+
     def take_over(self, names: Sequence[str], unheard: Collection[str]) -> Taken:
         """Claim sessions, and declare their owners dead first where the leases allow that.
 

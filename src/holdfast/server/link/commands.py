@@ -35,6 +35,18 @@ from holdfast.server.link.wire import Question
 
 __all__ = ["EngineCommands"]
 
+OF_SESSIONS = frozenset(
+    {
+        Question.SESSION,
+        Question.SESSIONS,
+        Question.LEASED,
+        Question.TURNS,
+        Question.TOKENS,
+        Question.STORED,
+    }
+)
+"""Questions that the owner of sessions answers."""
+
 
 class EngineCommands:
     """The commands of the API process, on one engine.
@@ -260,18 +272,24 @@ class EngineCommands:
     # --- questions --------------------------------------------------------------------------------
 
     def _ask(self, command: wire.Ask) -> None:
-        """Answer a question now, or have a report made between steps."""
-        if command.what in SURVEYS:
-            self._surveys.ask(command)
-            return
-        reply = self._reply(command.call)
+        """Answer a question now, have a report made between steps, or ask the journal first."""
+        reply, claims = self._reply(command.call), self.verbs.claims
+
+        def answer() -> None:
+            if command.what in SURVEYS:
+                self._surveys.ask(command)
+                return
+            try:
+                reply.done(None, self._answer(command))
+            except Refused as refusal:
+                reply.refused(refusal)
+
         if command.what == Question.LIVES:
             self._ask_lives(reply)
-            return
-        try:
-            reply.done(None, self._answer(command))
-        except Refused as refusal:
-            reply.refused(refusal)
+        elif claims is None or command.what not in OF_SESSIONS:
+            answer()
+        else:
+            claims.when_owned(command.name or "", answer, reply.refused)
 
     def _ask_lives(self, reply: CallReply) -> None:
         """Answer with the engines that the journal knows."""

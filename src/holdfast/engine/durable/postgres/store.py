@@ -384,6 +384,18 @@ class PostgresJournal:
 
     # --- owners -----------------------------------------------------------------------------------
 
+    def confirm(self, asked: float) -> bool:
+        """Whether this life is alive: at once if that was confirmed since `asked`.
+
+        `JournalError` if the database cannot be reached.
+        """
+        if self._owner.over:
+            return False
+        if self.confirmed >= asked:
+            return True
+        with self._reachable():
+            return self._renew()
+
     def claim(self, names: Sequence[str]) -> Claims:
         """Take over sessions whose owner is over, and read them; those of this life are read again.
 
@@ -498,17 +510,12 @@ class PostgresJournal:
             return None
         if left > 0:
             return left
-        asked = time.monotonic()
         try:
             if self._owner.over:
                 self._begin_again()
-            elif not renew_life(self._connection(), self.life):
-                self._end()
-            else:
-                self.confirmed = asked
-                if not self.pending:
-                    self._link.worked()
-                    self.fault = None
+            elif self._renew() and not self.pending:
+                self._link.worked()
+                self.fault = None
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             self._link.drop(error)
             self._failed(None)
@@ -520,6 +527,15 @@ class PostgresJournal:
             self.fault = str(error)
         self._renewed = time.monotonic()
         return RENEW_SECONDS
+
+    def _renew(self) -> bool:
+        """Renew the lease; False if the life is over."""
+        asked = time.monotonic()
+        if not renew_life(self._connection(), self.life):
+            self._end()
+            return False
+        self.confirmed = asked
+        return True
 
     def _begin_again(self) -> None:
         """Begin another life, once nothing of the one before waits. Its sessions are given up by then."""
