@@ -18,6 +18,7 @@ __all__ = [
     "GiveMissed",
     "HandOver",
     "KeepMissed",
+    "LocalFile",
     "Missed",
     "Stage",
 ]
@@ -52,10 +53,21 @@ class Drain(msgspec.Struct, tag="drain", frozen=True):
     call: int
 
 
+class LocalFile(msgspec.Struct, frozen=True):
+    """An open file of a process on a machine, with the identity of the file."""
+
+    machine: str
+    process: int
+    descriptor: int
+    device: int
+    inode: int
+
+
 class Stage(msgspec.Struct, tag="stage", frozen=True):
     """Another engine announces the file of a session's memory: what it holds, and its size.
 
-    Answered with a token, for a connection that brings its content (`Content`).
+    Answered with a token, for a connection that brings its content (`Content`); or with True once the file is
+    complete, where the engine could copy the sender's open file `local`.
     """
 
     call: int
@@ -66,6 +78,7 @@ class Stage(msgspec.Struct, tag="stage", frozen=True):
     tokens: str
     types: str
     bytes: int
+    local: LocalFile | None = None
 
 
 class Content(msgspec.Struct, tag="content", frozen=True):

@@ -4,6 +4,7 @@
     Content(token), bytes …     a connection of its own: the loop greets it and hands it to a thread, which
                                 decrypts, and writes the file
     --> Done                    on the link, once the loop has checked the file and staged it
+    Stage --> Done(True)        instead of these, if the file is on this machine: a thread has copied it
 
 The loop's work does not grow with the file. A token is good for one connection, of the engine that it was
 given to. A transfer that is refused, stalls, ends early, brings more than announced, or is not needed any
@@ -24,6 +25,7 @@ from contextlib import suppress
 from holdfast.engine.tiers.files import Header
 from holdfast.engine.tiers.staging import ARRIVING_MAX, NotStaged, Staging
 from holdfast.server.link import wire
+from holdfast.server.link.local_files import copy_file, open_local
 from holdfast.server.link.secure_socket import SecureBytes, SecureSocket
 
 __all__ = ["SnapshotReceiver"]
@@ -49,7 +51,18 @@ class TransferBroken(RuntimeError):
 class Transfer:
     """One file on its way."""
 
-    __slots__ = ("call", "content", "descriptor", "error", "needed", "size", "stage", "thread", "until")
+    __slots__ = (
+        "call",
+        "content",
+        "descriptor",
+        "error",
+        "local",
+        "needed",
+        "size",
+        "stage",
+        "thread",
+        "until",
+    )
 
     def __init__(self, stage: int, descriptor: int, size: int, until: float) -> None:
         self.stage = stage
@@ -62,17 +75,30 @@ class Transfer:
         self.until = until
         self.needed = True
         self.content: SecureBytes | None = None
+        """What brings it, unless `local` does."""
+        self.local: int | None = None
+        """A descriptor of the other engine's file on this machine."""
         self.thread: threading.Thread | None = None
         self.error: str | None = None
 
     def receive(self, clock: Callable[[], float]) -> None:
         """Write the content to the file; in the thread."""
         try:
-            self._write_all(clock)
+            if self.local is not None:
+                copy_file(self.local, self.descriptor, self.size, lambda done: self._check(done, clock))
+            else:
+                self._write_all(clock)
         except Exception as error:  # noqa: BLE001
             self.error = str(error) or type(error).__name__
         finally:
             os.close(self.descriptor)
+
+    def _check(self, done: int, clock: Callable[[], float]) -> None:
+        """Raise if a transfer of which `done` bytes have come is to be given up."""
+        if not self.needed:
+            raise TransferBroken("it is not needed any more")
+        if clock() > self.until:
+            raise TransferBroken(f"it is too slow: {done} bytes of {self.size} came in time")
 
     def _write_all(self, clock: Callable[[], float]) -> None:
         assert self.content is not None, "the connection comes before the thread"
@@ -81,17 +107,27 @@ class Transfer:
         while done < self.size:
             piece = buffer[: min(len(buffer), self.size - done)]
             count = self.content.fill(piece)
-            if not self.needed:
-                raise TransferBroken("it is not needed any more")
-            if count < len(piece):
+            if self.needed and count < len(piece):
                 raise TransferBroken(f"it ended after {done + count} bytes of {self.size}")
-            if clock() > self.until:
-                raise TransferBroken(f"it is too slow: {done + count} bytes of {self.size} came in time")
+            self._check(done + count, clock)
             while piece:
                 piece = piece[os.write(self.descriptor, piece) :]
             done += count
         if self.content.fill(buffer[:1]):
             raise TransferBroken(f"it is longer than the announced {self.size} bytes")
+
+    def break_off(self) -> None:
+        """Let the thread end soon: the file is not needed any more."""
+        self.needed = False
+        if self.content is not None:
+            self.content.break_off()
+
+    def close(self) -> None:
+        """The thread has ended: what it read from is of no more use."""
+        if self.content is not None:
+            self.content.close()
+        if self.local is not None:
+            os.close(self.local)
 
 
 class SnapshotReceiver:
@@ -127,10 +163,18 @@ class SnapshotReceiver:
         except NotStaged as refusal:
             self._decline(command.call, str(refusal))
             return
-        token = secrets.token_hex(16)
-        until = self._clock() + BEGIN_SECONDS
-        self._expected[token] = Transfer(command.call, descriptor, command.bytes, until)
-        self._answer(wire.Done(command.call, answer=token))
+        transfer = Transfer(command.call, descriptor, command.bytes, self._clock() + BEGIN_SECONDS)
+        if command.local is not None:
+            transfer.local = open_local(command.local, command.bytes)
+        if transfer.local is None:
+            token = secrets.token_hex(16)
+            self._expected[token] = transfer
+            self._answer(wire.Done(command.call, answer=token))
+            return
+        transfer.call = command.call
+        why = self._begin(transfer)
+        if why is not None:
+            self._decline(command.call, why)
 
     def take(self, message: wire.Content, secure: SecureSocket) -> str | None:
         """Take a connection over that brings the content of a file; or why it is refused."""
@@ -140,9 +184,13 @@ class SnapshotReceiver:
         if message.call >> wire.CALL_BITS != transfer.stage >> wire.CALL_BITS:
             return "content with the token of another engine"
         del self._expected[message.token]
-        transfer.until = self._clock() + self._silence_seconds + transfer.size / BYTES_PER_SECOND_MIN
         transfer.call = message.call
         transfer.content = secure.release(self._silence_seconds)
+        return self._begin(transfer)
+
+    def _begin(self, transfer: Transfer) -> str | None:
+        """Start the thread of a transfer; or why it cannot be, and then nothing of the transfer is left."""
+        transfer.until = self._clock() + self._silence_seconds + transfer.size / BYTES_PER_SECOND_MIN
         transfer.thread = threading.Thread(
             target=self._work, args=(transfer,), name="holdfast-receiver", daemon=True
         )
@@ -150,6 +198,7 @@ class SnapshotReceiver:
             transfer.thread.start()
         except RuntimeError as error:  # The system has no thread for it.
             os.close(transfer.descriptor)
+            transfer.close()
             self._staging.abandon(transfer.stage)
             return str(error)
         self._begun[transfer.stage] = transfer
@@ -189,9 +238,9 @@ class SnapshotReceiver:
 
     def _end(self, transfer: Transfer) -> None:
         """The thread of a transfer has no more to do."""
-        assert transfer.thread is not None and transfer.content is not None
+        assert transfer.thread is not None
         transfer.thread.join()
-        transfer.content.close()
+        transfer.close()
         del self._begun[transfer.stage]
 
     def abandon(self, stage: int) -> None:
@@ -203,9 +252,7 @@ class SnapshotReceiver:
                 os.close(each.descriptor)
         transfer = self._begun.get(stage)
         if transfer is not None:
-            assert transfer.content is not None
-            transfer.needed = False
-            transfer.content.break_off()
+            transfer.break_off()
 
     def _decline(self, call: int, why: str) -> None:
         self._answer(wire.Declined(call, "not_staged", why))

@@ -4,6 +4,7 @@
     Stage --> Done(token)           a snapshot file is announced; Declined if the engine cannot use it
     Content(token), bytes …         its content, over a connection of its own
     --> Done                        on the link: the file is complete
+    Stage --> Done(True)            instead of these: an engine on the same machine has copied the file
     Claim --> Done                  the session is that engine's by now
 
 The thread reads the file and waits for the network; the engine's loop only looks whether a job is done
@@ -31,6 +32,7 @@ from holdfast.engine.tiers.files import Header
 from holdfast.server.link import wire
 from holdfast.server.link.addresses import split_address
 from holdfast.server.link.frames import framed
+from holdfast.server.link.local_files import name_local
 from holdfast.server.link.secure_socket import BoundedFrames, set_timeouts
 
 __all__ = ["SendFailed", "SnapshotSender"]
@@ -48,6 +50,9 @@ FRESH_SECONDS = 2.0
 
 BEAT_SECONDS = 0.5
 """How often an engine is told that its link is still used, while it receives a file."""
+
+COPIED_BYTES_PER_SECOND_MIN = 16 << 20
+"""How fast an engine on the same machine must copy a file, on the whole."""
 
 Answer = TypeVar("Answer")
 
@@ -108,18 +113,19 @@ class EngineLink:
         """Send a command."""
         self._socket.sendall(framed(wire.encode(command)))
 
-    def answer(self, call: int) -> wire.Done:
-        """Wait for the answer to a call; raises if it is declined."""
+    def answer(self, call: int, seconds: float = SECONDS) -> wire.Done:
+        """Wait for the answer to a call, which takes so long at most; raises if it is declined."""
+        until = time.monotonic() + seconds
         while True:
-            report = self._hear()
+            report = self._hear(until)
             if isinstance(report, wire.Done) and report.call == call:
                 return report
             if isinstance(report, wire.Declined) and report.call == call:
                 raise DeclinedByEngine(report.message)
 
-    def _hear(self) -> wire.Report:
+    def _hear(self, until: float | None = None) -> wire.Report:
         while (frame := self._frames.take()) is None:
-            data = self._socket.recv(1 << 16)
+            data = self._receive(time.monotonic() + SECONDS if until is None else until)
             if not data:
                 raise SendFailed("the other engine closed the link")
             self._frames.feed(data)
@@ -128,6 +134,20 @@ class EngineLink:
         if isinstance(report, wire.Pulse):
             self.pulse = report
         return report
+
+    def _receive(self, until: float) -> bytes:
+        """What comes next; the other engine gets heartbeats meanwhile."""
+        self._socket.settimeout(BEAT_SECONDS)
+        try:
+            while True:
+                try:
+                    return self._socket.recv(1 << 16)
+                except TimeoutError:
+                    if time.monotonic() > until:
+                        raise
+                self.post(wire.Beat())
+        finally:
+            self._socket.settimeout(SECONDS)
 
     def close(self) -> None:
         """Close the link."""
@@ -233,8 +253,10 @@ class SnapshotSender:
 
     def _send(self, address: str, session: str, header: Header, descriptor: int, size: int) -> bool:
         try:
-            link, token = self._announce(address, session, header, size)
-            content = wire.Content(link.number(), token)
+            link, answer = self._announce(address, session, header, descriptor, size)
+            if answer is True:
+                return True
+            content = wire.Content(link.number(), str(answer))
             try:
                 with connect(address, self._context) as connection:
                     connection.sendall(framed(wire.encode(content)))
@@ -247,14 +269,20 @@ class SnapshotSender:
             self._drop(address)
             raise
 
-    def _announce(self, address: str, session: str, header: Header, size: int) -> tuple[EngineLink, str]:
-        """Announce a file over the link that was used just now, or else a new one; its token."""
-        fields = (header.model, header.layout, header.length, header.tokens, header.types)
+    def _announce(
+        self, address: str, session: str, header: Header, descriptor: int, size: int
+    ) -> tuple[EngineLink, object]:
+        """Announce a file over the link that was used just now, or else a new one: its token.
 
-        def announced(link: EngineLink) -> str:
+        True if the other engine has copied it.
+        """
+        fields = (header.model, header.layout, header.length, header.tokens, header.types)
+        local = name_local(descriptor)
+
+        def announced(link: EngineLink) -> object:
             call = link.number()
-            link.post(wire.Stage(call, session, *fields, size))
-            return str(link.answer(call).answer)
+            link.post(wire.Stage(call, session, *fields, size, local))
+            return link.answer(call, SECONDS + size / COPIED_BYTES_PER_SECOND_MIN).answer
 
         link = self._links.get(address)
         if link is not None and time.monotonic() - link.heard < FRESH_SECONDS:

@@ -25,6 +25,7 @@ FetchMissed = cluster_wire.FetchMissed
 GiveMissed = cluster_wire.GiveMissed
 HandOver = cluster_wire.HandOver
 KeepMissed = cluster_wire.KeepMissed
+LocalFile = cluster_wire.LocalFile
 Missed = cluster_wire.Missed
 Stage = cluster_wire.Stage
 
