@@ -5,6 +5,7 @@ import os
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -387,6 +388,30 @@ def test_who_waits_too_long_for_a_copy_gives_up_and_nothing_is_left(
     taker.until(lambda: len(taker.names()) == 1 and taker.store.used == len(content))
     held.goes_on.set()
     taker.until(lambda: "holdfast-receiver" not in {each.name for each in threading.enumerate()})
+
+
+@pytest.mark.parametrize("competes", [True, False])
+def test_a_thread_rests_after_each_piece_while_steps_need_the_processor(
+    taker: Taker,
+    sender: SnapshotSender,
+    is_local: bool,
+    competes: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rests: list[float] = []
+    sleep = time.sleep
+
+    def noted(seconds: float) -> None:
+        (rests.append if threading.current_thread().name == "holdfast-receiver" else sleep)(seconds)
+
+    monkeypatch.setattr(snapshot_receiver.time, "sleep", noted)  # type: ignore[attr-defined]
+    monkeypatch.setattr(local_files, "COPY_BYTES", snapshot_receiver.BUFFER_BYTES)
+    monkeypatch.setattr(taker.receiver, "_competes", lambda: competes)
+    content = content_of(4 << 10 << 10)
+    assert taker.serve(sent_file(taker, sender, tmp_path, content)) is True
+    pieces = -(-len(content) // snapshot_receiver.BUFFER_BYTES)
+    assert len(rests) == (pieces if competes else 0) and all(seconds > 0 for seconds in rests)
 
 
 @pytest.mark.parametrize("why", ["header", "no thread", "too slow"])

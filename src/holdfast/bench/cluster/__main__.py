@@ -2,13 +2,14 @@
 
     python -m holdfast.bench.cluster --part paths [--haproxy PROGRAM]
     python -m holdfast.bench.cluster --part scale
-    python -m holdfast.bench.cluster --part failover --journal postgresql://…
+    python -m holdfast.bench.cluster --part failover --journal postgresql://… [--hang SECONDS]
     python -m holdfast.bench.cluster --part moves --journal postgresql://…
 
 `paths`: the first token and processor time per token of an API process apart, and behind HAProxy, beside a
 single server. `scale`: several engines beside one. `failover`: from `kill -9` of an engine to the next
-acknowledged turn of its sessions. `moves`: bytes per second of a session that moves, and the longest pause of
-others. What commits add is `python -m holdfast.bench.server.commits`. Client and servers share the machine.
+acknowledged turn of its sessions, or from when it hangs. `moves`: bytes per second of a session that moves,
+and the longest pause of others. What commits add is `python -m holdfast.bench.server.commits`. Client and
+servers share the machine.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--sessions", type=int, default=48)
     parser.add_argument("--deaths", type=int, default=5)
+    parser.add_argument(
+        "--hang", type=float, help="engines are stopped; links are lost after so many seconds"
+    )
     parser.add_argument("--tokens", type=int, default=512, help="of the session that moves")
     parser.add_argument("--moves", type=int, default=8)
     parser.add_argument("--json", action="store_true")
@@ -54,7 +58,8 @@ def main() -> None:
         case "scale":
             found = measure_scale(asked.rounds, asked.replicas)
         case "failover":
-            found = {"failover": measure_failover(asked.journal, asked.sessions, asked.deaths)}
+            gaps = measure_failover(asked.journal, asked.sessions, asked.deaths, asked.hang)
+            found = {"failover": gaps}
         case _:
             found = {"moves": measure_moves(asked.journal, asked.tokens, asked.moves)}
     for way, figures in found.items():

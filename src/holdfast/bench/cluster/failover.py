@@ -1,8 +1,8 @@
-"""From `kill -9` of an engine to the next acknowledged turn of each of its sessions.
+"""From the end of an engine, killed or stopped, to the next acknowledged turn of each of its sessions.
 
 Clients of many sessions take turns with short pauses, each with an id, and repeat what had no answer through
-another API process. Engines are killed one after the other, the next one when all sessions have gone on. At
-the end each session must have just the turns that were acknowledged.
+another API process. Engines end one after the other, the next one when all sessions have gone on. At the end
+each session must have just the turns that were acknowledged.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ async def _gap(talker: Talker, killed: float) -> float:
 
 
 async def _deaths(
-    engines: list[EngineProcess], clients: list[httpx.AsyncClient], sessions: int
+    engines: list[EngineProcess], clients: list[httpx.AsyncClient], sessions: int, hang: bool
 ) -> tuple[list[float], list[float], int]:
     run = secrets.token_hex(4)
     talkers = [Talker(f"bench-{run}-{number}", clients) for number in range(sessions)]
@@ -107,7 +107,7 @@ async def _deaths(
             homes = await _homes(clients[0], talkers)
             there = [talker for talker in talkers if homes[talker.name] == f"e{place}"]
             killed = time.perf_counter()
-            await asyncio.to_thread(engines[place].kill)
+            await asyncio.to_thread(engines[place].freeze if hang else engines[place].kill)
             gaps += await asyncio.gather(*(_gap(talker, killed) for talker in there))
     finally:
         for task in tasks:
@@ -125,11 +125,11 @@ async def _deaths(
     return gaps, [seconds for talker in talkers for seconds in talker.taken], wrong
 
 
-async def _run(engines: list[EngineProcess], urls: list[str], sessions: int) -> dict[str, float]:
+async def _run(engines: list[EngineProcess], urls: list[str], sessions: int, hang: bool) -> dict[str, float]:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     clients = [httpx.AsyncClient(base_url=url, timeout=GIVE_UP_SECONDS, limits=limits) for url in urls]
     try:
-        gaps, turns, wrong = await _deaths(engines, clients, sessions)
+        gaps, turns, wrong = await _deaths(engines, clients, sessions, hang)
     finally:
         for client in clients:
             await client.aclose()
@@ -145,15 +145,25 @@ async def _run(engines: list[EngineProcess], urls: list[str], sessions: int) -> 
     }
 
 
-def measure_failover(journal: str, sessions: int, deaths: int) -> dict[str, float]:
-    """Kill so many engines that share a journal, one after the other; one more is left at the end."""
+def measure_failover(
+    journal: str, sessions: int, deaths: int, hang_seconds: float | None
+) -> dict[str, float]:
+    """End so many engines that share a journal, one after the other; one more is left.
+
+    They are killed; with `hang_seconds` they are stopped, and links are lost after so long a silence.
+    """
+    links = () if hang_seconds is None else ("--link-seconds", str(hang_seconds))
     with Cluster() as cluster:
 
         def start(number: int) -> EngineProcess:
-            options = ("--journal", journal, "--kv-tokens", "65536", "--log-level", "error")
+            options = ("--journal", journal, "--kv-tokens", "65536", "--log-level", "error", *links)
             return cluster.engine("echo", "--engine-id", f"e{number}", *options)
 
         with ThreadPoolExecutor(deaths + 1) as pool:
             engines = list(pool.map(start, range(deaths + 1)))
-        urls = [cluster.api(engines, "--log-level", "error").url for _ in range(APIS)]
-        return asyncio.run(_run(engines, urls, sessions))
+        urls = [cluster.api(engines, "--log-level", "error", *links).url for _ in range(APIS)]
+        try:
+            return asyncio.run(_run(engines, urls, sessions, hang_seconds is not None))
+        finally:
+            for engine in engines[:-1]:
+                engine.kill()

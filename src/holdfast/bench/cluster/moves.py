@@ -42,10 +42,14 @@ CONFIGURATION: dict[str, object] = {
 }
 """256 KiB of keys and values a token."""
 
-BESIDE_MAX = 4
+BESIDE_MAX = 8
 """Moves beside sessions that stream."""
 
-QUIET_SECONDS, SETTLING_SECONDS = 3.0, 0.5
+HISTORY, ANSWER = 256, 64
+"""Tokens of a session that streams, and of one of its answers: steps take longer with a longer history, so
+that an endless answer would have no usual step."""
+
+QUIET_SECONDS, SETTLING_SECONDS = 6.0, 1.0
 """How long the sessions stream before that, and what of it is not counted."""
 
 
@@ -65,19 +69,19 @@ class Speaker:
         self.times: list[float] = []
 
     async def talk(self) -> None:
-        """Stream until cancelled."""
-        turn = 0
+        """Stream one answer after another to the same history, until cancelled."""
+        path = f"/v1/sessions/{self._name}"
+        sampling: dict[str, Any] = {"max_tokens": 1, "ignore_eos": True, "temperature": 0.0}
+        history = {"input": list(tokens_of(1, 0, HISTORY)), "sampling": sampling}
+        (await self._client.post(f"{path}/turns", json=history)).raise_for_status()
+        turn = 1
         while True:
-            body = {
-                "input": list(tokens_of(1, turn, 8)),
-                "stream": True,
-                "sampling": {"max_tokens": 512, "ignore_eos": True, "temperature": 0.0},
-            }
-            path = f"/v1/sessions/{self._name}/turns"
-            async with self._client.stream("POST", path, json=body) as answer:
+            asked = {"input": list(tokens_of(1, turn, 8)), "stream": True}
+            body = {**asked, "sampling": {**sampling, "max_tokens": ANSWER}}
+            async with self._client.stream("POST", f"{path}/turns", json=body) as answer:
                 async for chunk in answer.aiter_raw():
                     self.times += [time.perf_counter()] * chunk.count(DELTA)
-            await self._client.post(f"/v1/sessions/{self._name}/rewind", json={"to_turn": 0})
+            (await self._client.post(f"{path}/rewind", json={"to_turn": 1})).raise_for_status()
             turn += 1
             self.times.append(0.0)  # What lies between two turns is no pause.
 

@@ -61,6 +61,10 @@ class EngineProcess:
                 return
         raise RuntimeError(f"the engine ended with status {self._process.wait()} before it listened")
 
+    def freeze(self) -> None:
+        """Stop it as it is; it can only be killed then."""
+        self._process.send_signal(signal.SIGSTOP)
+
     def kill(self) -> None:
         """Kill -9, and return when it is gone."""
         self._process.kill()

@@ -270,7 +270,10 @@ def run(model: str, engine_options: dict[str, Any], options: EngineProcessOption
     loop = open_loop(path, opened, progress, outbox, serve_early=True, member=member)
     seconds, receiver = options.link_seconds, None
     if loop.disk is not None:
-        receiver = SnapshotReceiver(loop.disk.staging, outbox.answer, seconds)
+        on_cpu = loop.setup.model.device.type == "cpu"
+        receiver = SnapshotReceiver(
+            loop.disk.staging, outbox.answer, seconds, competes=lambda: on_cpu and loop.active
+        )
     commands = EngineCommands(loop, outbox, receiver)
     about = EngineHost(commands, path, name, without_credentials(engine_options))
     peers = Peers(bound, context, about, seconds)

@@ -22,7 +22,7 @@ __all__ = ["FileEnded", "copy_file", "name_local", "open_local"]
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """A random number of the running kernel: the same for all containers of a machine."""
 
-COPY_BYTES = 8 << 20
+COPY_BYTES = 4 << 20
 """Bytes that the kernel copies at a time."""
 
 CANNOT_COPY = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})

@@ -43,6 +43,14 @@ BYTES_PER_SECOND_MIN = 1 << 20
 
 JOIN_SECONDS = 10.0
 
+REST = 2.0
+"""How much longer than it works for a piece a thread rests while steps need the processor."""
+
+
+def never() -> bool:
+    """Steps leave the processor alone, as those of a GPU."""
+    return False
+
 
 class TransferBroken(RuntimeError):
     """A transfer has come to nothing; the message says why."""
@@ -53,6 +61,7 @@ class Transfer:
 
     __slots__ = (
         "call",
+        "competes",
         "content",
         "descriptor",
         "error",
@@ -62,9 +71,16 @@ class Transfer:
         "stage",
         "thread",
         "until",
+        "worked",
     )
 
-    def __init__(self, stage: int, descriptor: int, size: int, until: float) -> None:
+    def __init__(
+        self, stage: int, descriptor: int, size: int, until: float, competes: Callable[[], bool]
+    ) -> None:
+        """`competes` says whether steps need the processor."""
+        self.competes = competes
+        self.worked = 0.0
+        """The processor time of the thread up to the piece before."""
         self.stage = stage
         """The call that announced it."""
         self.call = 0
@@ -85,7 +101,7 @@ class Transfer:
         """Write the content to the file; in the thread."""
         try:
             if self.local is not None:
-                copy_file(self.local, self.descriptor, self.size, lambda done: self._check(done, clock))
+                copy_file(self.local, self.descriptor, self.size, lambda done: self._go_on(done, clock))
             else:
                 self._write_all(clock)
         except Exception as error:  # noqa: BLE001
@@ -93,12 +109,15 @@ class Transfer:
         finally:
             os.close(self.descriptor)
 
-    def _check(self, done: int, clock: Callable[[], float]) -> None:
-        """Raise if a transfer of which `done` bytes have come is to be given up."""
+    def _go_on(self, done: int, clock: Callable[[], float]) -> None:
+        """Rest beside steps after a piece; raise if a transfer with `done` bytes is to be given up."""
         if not self.needed:
             raise TransferBroken("it is not needed any more")
         if clock() > self.until:
             raise TransferBroken(f"it is too slow: {done} bytes of {self.size} came in time")
+        if self.competes():
+            time.sleep(REST * (time.thread_time() - self.worked))
+        self.worked = time.thread_time()
 
     def _write_all(self, clock: Callable[[], float]) -> None:
         assert self.content is not None, "the connection comes before the thread"
@@ -109,7 +128,7 @@ class Transfer:
             count = self.content.fill(piece)
             if self.needed and count < len(piece):
                 raise TransferBroken(f"it ended after {done + count} bytes of {self.size}")
-            self._check(done + count, clock)
+            self._go_on(done + count, clock)
             while piece:
                 piece = piece[os.write(self.descriptor, piece) :]
             done += count
@@ -139,8 +158,10 @@ class SnapshotReceiver:
         answer: Callable[[wire.Done | wire.Declined], None],
         silence_seconds: float,
         clock: Callable[[], float] = time.monotonic,
+        competes: Callable[[], bool] = never,
     ) -> None:
-        """`silence_seconds`: how long a connection may bring nothing."""
+        """`silence_seconds`: how long a connection may bring nothing; `competes`: steps need the CPU."""
+        self._competes = competes
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when a thread has finished."""
         self._staging = staging
@@ -163,7 +184,8 @@ class SnapshotReceiver:
         except NotStaged as refusal:
             self._decline(command.call, str(refusal))
             return
-        transfer = Transfer(command.call, descriptor, command.bytes, self._clock() + BEGIN_SECONDS)
+        until = self._clock() + BEGIN_SECONDS
+        transfer = Transfer(command.call, descriptor, command.bytes, until, self._competes)
         if command.local is not None:
             transfer.local = open_local(command.local, command.bytes)
         if transfer.local is None:
