@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import os
 import signal
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +46,30 @@ class Movable(Shared):
         return found
 
 
+@pytest.fixture
+def another_machine(tmp_path: Path) -> str:
+    """The file of the boot id of another machine: engines there cannot open files of engines here."""
+    if os.getuid() != 0:
+        pytest.skip("only root can hide the boot id of this machine")
+    path = tmp_path / "boot_id"
+    path.write_text(f"{uuid.uuid4()}\n")
+    return str(path)
+
+
 @pytest.mark.parametrize(
     "family",
     ["bamba", pytest.param("llama", marks=pytest.mark.soak), pytest.param("mistral", marks=pytest.mark.soak)],
 )
-def test_a_moved_session_computes_nothing_again(apart: Apart, tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize("machines", [1, 2])
+def test_a_moved_session_computes_nothing_again(
+    apart: Apart, tmp_path: Path, family: str, machines: int, another_machine: str
+) -> None:
     model = write_small_model(tmp_path / "model", family)
-    shared = Movable(apart, tmp_path, model, engines=2, apis=2)
+    shared = Movable(apart, tmp_path, model, engines=1, apis=0)
+    if machines == 2:
+        shared._given["machine"] = another_machine
+    shared.engines.append(shared.engine())
+    shared.apis += [apart.api(*shared.engines) for _ in range(2)]
     here, there = shared.apis
     said = conversation(3, turns=6)
     alone, moving = here.open("alone"), here.open("moving")
@@ -213,11 +232,12 @@ def test_a_move_is_abandoned_without_loss_if_the_other_engine_dies(apart: Apart,
 
 @pytest.mark.parametrize("killed", ["the sender", "the receiver"])
 def test_an_engine_is_killed_while_a_session_s_memory_comes(
-    apart: Apart, tmp_path: Path, killed: str
+    apart: Apart, tmp_path: Path, killed: str, another_machine: str
 ) -> None:
     """The session goes on at the other engine; half a file is none."""
     model = write_small_model(tmp_path / "model")
     shared = Movable(apart, tmp_path, model, engines=1, apis=0)
+    shared._given["machine"] = another_machine
     with contextlib.closing(PortProxy(0)) as proxy:
         shared.engines.append(shared.engine("e1", "127.0.0.1:0", "--advertise", proxy.address))
         proxy.port_there = shared.engines[1].port

@@ -13,6 +13,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tests.preloaded.nursery import BOOT_ID
+
 ROOT = Path(__file__).parents[2]
 MODULE = "holdfast.cli"
 READ_AT_START = (
@@ -98,14 +100,15 @@ class Command(subprocess.Popen[Any]):
         env: dict[str, str] | None = None,
         descriptors: int | None = None,
         network: str | None = None,
+        machine: str | None = None,
         **options: Any,
     ) -> None:
         """`module` is the one that is run, by default the command; it may open so many `descriptors`.
 
-        `network` is the file of a network namespace.
+        `network` is the file of a network namespace, `machine` that of the boot id of another machine.
         """
         self._words = (module, *arguments)
-        self._limits = {"descriptors": descriptors, "network": network}
+        self._limits = {"descriptors": descriptors, "network": network, "machine": machine}
         self._settings = {**os.environ, "OMP_NUM_THREADS": "1"} if env is None else env
         super().__init__([PYTHON, "-m", module, *arguments], env=self._settings, **options)
 
@@ -138,6 +141,7 @@ def _request(
         "terminal": terminal,
         "descriptors": None,
         "network": None,
+        "machine": None,
     }
 
 
@@ -159,18 +163,21 @@ def start(
     *arguments: str,
     descriptors: int | None = None,
     network: str | None = None,
+    machine: str | None = None,
     execute: bool = False,
     **options: Any,
 ) -> subprocess.Popen[Any]:
     """Start a `holdfast` command, to `execute` it in a new interpreter; it may open so many `descriptors`.
 
-    `network` is the file of a network namespace.
+    `network` is the file of a network namespace, `machine` that of the boot id of another machine.
     """
     if execute or os.environ.get("HOLDFAST_TESTS_EXECUTE") == "1":
         limited = ("bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash") if descriptors else ()
         inside = ("nsenter", f"--net={network}") if network else ()
-        return subprocess.Popen([*inside, *limited, PYTHON, "-m", MODULE, *arguments], **options)
-    return Command(*arguments, descriptors=descriptors, network=network, **options)
+        mounted = ("unshare", "--mount", "sh", "-c", f'mount --bind {machine} {BOOT_ID}; exec "$@"', "sh")
+        elsewhere = mounted if machine else ()
+        return subprocess.Popen([*inside, *elsewhere, *limited, PYTHON, "-m", MODULE, *arguments], **options)
+    return Command(*arguments, descriptors=descriptors, network=network, machine=machine, **options)
 
 
 def run(

@@ -45,6 +45,9 @@ MAIN = ("holdfast.cli.__main__", "holdfast.server.link.worker")
 """Run by their name in the new process, as `python -m` does."""
 REQUEST_BYTES = 1 << 18
 CLONE_NEWNET = 0x40000000
+CLONE_NEWNS = 0x00020000
+MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def fork_on_request(channel: socket.socket) -> dict[str, Any]:
@@ -85,6 +88,8 @@ def become(request: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (request["descriptors"], request["descriptors"]))
     if request["network"] is not None:
         enter_network(request["network"])
+    if request["machine"] is not None:
+        be_on(request["machine"])
     os.chdir(request["directory"])
     sys.path[0] = request["directory"]
     if request["terminal"]:
@@ -103,6 +108,17 @@ def enter_network(path: str) -> None:
     with Path(path).open("rb") as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"cannot enter {path}")
+
+
+def be_on(boot_id: str) -> None:
+    """Be on another machine, as far as its boot id says, which is in a file."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if (
+        library.unshare(CLONE_NEWNS)
+        or library.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+        or library.mount(boot_id.encode(), BOOT_ID.encode(), None, MS_BIND, None)
+    ):
+        raise OSError(ctypes.get_errno(), f"cannot mount {boot_id}")
 
 
 def _writer(descriptor: int, errors: str, lines: bool) -> io.TextIOWrapper:

@@ -34,8 +34,12 @@ class EngineProcess:
         model: str = "echo",
         listen: str = "127.0.0.1:0",
         network: str | None = None,
+        machine: str | None = None,
     ) -> None:
-        """`network` is the file of a network namespace, in which the engine runs."""
+        """`network` is the file of a network namespace, in which the engine runs.
+
+        `machine` is the file of the boot id of another machine, which it takes itself to be on.
+        """
         self.lines: list[str] = []
         self.process = commands.start(
             *("engine", model, "--listen", listen, "--link-keys", str(keys), *arguments),
@@ -44,6 +48,7 @@ class EngineProcess:
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             network=network,
+            machine=machine,
         )
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
