@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from holdfast.engine.tiers.files import Header
 from holdfast.engine.tiers.staging import ARRIVING_MAX, NotStaged, Staging
@@ -56,18 +57,77 @@ class TransferBroken(RuntimeError):
     """A transfer has come to nothing; the message says why."""
 
 
+GoOn = Callable[[int], None]
+"""Hears how many bytes have come after each piece; raises if no more are wanted."""
+
+
+class Source(Protocol):
+    """Where the content of a file comes from; the thread of its transfer reads it."""
+
+    def bring(self, target: int, size: int, go_on: GoOn) -> None:
+        """Write all of the content to a descriptor."""
+
+    def break_off(self) -> None:
+        """Let the thread's wait end, from another thread."""
+
+    def close(self) -> None:
+        """The thread has ended."""
+
+
+class Connection:
+    """Content that comes over the network."""
+
+    def __init__(self, content: SecureBytes) -> None:
+        self._content = content
+        self.break_off = content.break_off
+        self.close = content.close
+
+    def bring(self, target: int, size: int, go_on: GoOn) -> None:
+        """Receive and write all of the content."""
+        buffer = memoryview(bytearray(min(BUFFER_BYTES, size)))
+        done = 0
+        while done < size:
+            piece = buffer[: min(len(buffer), size - done)]
+            count = self._content.fill(piece)
+            go_on(done + count)
+            if count < len(piece):
+                raise TransferBroken(f"it ended after {done + count} bytes of {size}")
+            while piece:
+                piece = piece[os.write(target, piece) :]
+            done += count
+        if self._content.fill(buffer[:1]):
+            raise TransferBroken(f"it is longer than the announced {size} bytes")
+
+
+class LocalCopy:
+    """Content in a file of another process of this machine, by an open descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def bring(self, target: int, size: int, go_on: GoOn) -> None:
+        """Let the kernel copy all of the content."""
+        copy_file(self._descriptor, target, size, go_on)
+
+    def break_off(self) -> None:
+        """Nothing is waited for: `go_on` ends a copy."""
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
 class Transfer:
     """One file on its way."""
 
     __slots__ = (
         "call",
         "competes",
-        "content",
         "descriptor",
         "error",
-        "local",
         "needed",
         "size",
+        "source",
         "stage",
         "thread",
         "until",
@@ -90,20 +150,16 @@ class Transfer:
         self.size = size
         self.until = until
         self.needed = True
-        self.content: SecureBytes | None = None
-        """What brings it, unless `local` does."""
-        self.local: int | None = None
-        """A descriptor of the other engine's file on this machine."""
+        self.source: Source | None = None
+        """Where its content comes from, once it has begun."""
         self.thread: threading.Thread | None = None
         self.error: str | None = None
 
     def receive(self, clock: Callable[[], float]) -> None:
         """Write the content to the file; in the thread."""
         try:
-            if self.local is not None:
-                copy_file(self.local, self.descriptor, self.size, lambda done: self._go_on(done, clock))
-            else:
-                self._write_all(clock)
+            assert self.source is not None, "it has begun"
+            self.source.bring(self.descriptor, self.size, lambda done: self._go_on(done, clock))
         except Exception as error:  # noqa: BLE001
             self.error = str(error) or type(error).__name__
         finally:
@@ -119,34 +175,11 @@ class Transfer:
             time.sleep(REST * (time.thread_time() - self.worked))
         self.worked = time.thread_time()
 
-    def _write_all(self, clock: Callable[[], float]) -> None:
-        assert self.content is not None, "the connection comes before the thread"
-        buffer = memoryview(bytearray(min(BUFFER_BYTES, self.size)))
-        done = 0
-        while done < self.size:
-            piece = buffer[: min(len(buffer), self.size - done)]
-            count = self.content.fill(piece)
-            if self.needed and count < len(piece):
-                raise TransferBroken(f"it ended after {done + count} bytes of {self.size}")
-            self._go_on(done + count, clock)
-            while piece:
-                piece = piece[os.write(self.descriptor, piece) :]
-            done += count
-        if self.content.fill(buffer[:1]):
-            raise TransferBroken(f"it is longer than the announced {self.size} bytes")
-
     def break_off(self) -> None:
         """Let the thread end soon: the file is not needed any more."""
         self.needed = False
-        if self.content is not None:
-            self.content.break_off()
-
-    def close(self) -> None:
-        """The thread has ended: what it read from is of no more use."""
-        if self.content is not None:
-            self.content.close()
-        if self.local is not None:
-            os.close(self.local)
+        if self.source is not None:
+            self.source.break_off()
 
 
 class SnapshotReceiver:
@@ -186,15 +219,14 @@ class SnapshotReceiver:
             return
         until = self._clock() + BEGIN_SECONDS
         transfer = Transfer(command.call, descriptor, command.bytes, until, self._competes)
-        if command.local is not None:
-            transfer.local = open_local(command.local, command.bytes)
-        if transfer.local is None:
+        local = None if command.local is None else open_local(command.local, command.bytes)
+        if local is None:
             token = secrets.token_hex(16)
             self._expected[token] = transfer
             self._answer(wire.Done(command.call, answer=token))
             return
         transfer.call = command.call
-        why = self._begin(transfer)
+        why = self._begin(transfer, LocalCopy(local))
         if why is not None:
             self._decline(command.call, why)
 
@@ -207,11 +239,11 @@ class SnapshotReceiver:
             return "content with the token of another engine"
         del self._expected[message.token]
         transfer.call = message.call
-        transfer.content = secure.release(self._silence_seconds)
-        return self._begin(transfer)
+        return self._begin(transfer, Connection(secure.release(self._silence_seconds)))
 
-    def _begin(self, transfer: Transfer) -> str | None:
+    def _begin(self, transfer: Transfer, source: Source) -> str | None:
         """Start the thread of a transfer; or why it cannot be, and then nothing of the transfer is left."""
+        transfer.source = source
         transfer.until = self._clock() + self._silence_seconds + transfer.size / BYTES_PER_SECOND_MIN
         transfer.thread = threading.Thread(
             target=self._work, args=(transfer,), name="holdfast-receiver", daemon=True
@@ -220,7 +252,7 @@ class SnapshotReceiver:
             transfer.thread.start()
         except RuntimeError as error:  # The system has no thread for it.
             os.close(transfer.descriptor)
-            transfer.close()
+            source.close()
             self._staging.abandon(transfer.stage)
             return str(error)
         self._begun[transfer.stage] = transfer
@@ -260,9 +292,9 @@ class SnapshotReceiver:
 
     def _end(self, transfer: Transfer) -> None:
         """The thread of a transfer has no more to do."""
-        assert transfer.thread is not None
+        assert transfer.thread is not None and transfer.source is not None
         transfer.thread.join()
-        transfer.close()
+        transfer.source.close()
         del self._begun[transfer.stage]
 
     def abandon(self, stage: int) -> None:
