@@ -332,12 +332,14 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.goes_on = threading.Event(), threading.Event()
+        self.copies = 0
         copy = snapshot_receiver.copy_file
 
         def held(source: int, target: int, size: int, copied: Callable[[int], None]) -> None:
             self.begun.set()
             assert self.goes_on.wait(30)
             copied(0)
+            self.copies += 1
             copy(source, target, size, copied)
 
         monkeypatch.setattr(snapshot_receiver, "copy_file", held)
@@ -388,6 +390,7 @@ def test_who_waits_too_long_for_a_copy_gives_up_and_nothing_is_left(
     taker.until(lambda: len(taker.names()) == 1 and taker.store.used == len(content))
     held.goes_on.set()
     taker.until(lambda: "holdfast-receiver" not in {each.name for each in threading.enumerate()})
+    assert held.copies == 0, "what is not needed is not copied"
 
 
 @pytest.mark.parametrize("competes", [True, False])
