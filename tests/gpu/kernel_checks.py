@@ -20,6 +20,7 @@ from holdfast.kernels import (
     ExpertForm,
     Mamba2Weights,
     Rotation,
+    RouterForm,
     TokenMasks,
     build_batch,
     takes_queue,
@@ -412,6 +413,26 @@ def check_experts(dtype: torch.dtype) -> Errors:
         yield error(actual, naive.experts(x, ids, shares, w13, w2, activation, b13, b2))
 
 
+def check_router(dtype: torch.dtype) -> Errors:
+    """Shares, and picks but for equals; weights of the inputs' type and float32 ones."""
+    for tokens, hidden, experts, form in (
+        (1, 2048, 128, RouterForm("softmax_then_top", 8, True)),
+        (64, 2880, 32, RouterForm("top_then_softmax", 4)),
+        (65, 2048, 512, RouterForm("softmax_then_top", 10, True)),
+        (7, 1000, 20, RouterForm("sigmoid_in_groups", 6, True, scale=2.5)),
+        (300, 256, 60, RouterForm("sigmoid_in_groups", 6, groups=4, groups_kept=2)),
+    ):
+        x, bias = normal(dtype, tokens, hidden), normal(torch.float32, experts)
+        offset = None if form.kind == "softmax_then_top" else bias
+        for kind in {dtype, torch.float32}:
+            weight = normal(kind, experts, hidden) * hidden**-0.5
+            ids, shares = kernels.route(x, weight, offset, form)
+            added = None if offset is None else offset.cpu()
+            expected_ids, expected = naive.route(x.cpu(), weight.cpu(), added, form)
+            same = ids.cpu() == torch.tensor(expected_ids)
+            yield error(shares.cpu(), expected) if same.float().mean() > 0.99 else math.inf
+
+
 def check_units(dtype: torch.dtype) -> Errors:
     storage = normal(dtype, 40, 3, 2, 16, 5)
     before = storage.clone()
@@ -515,6 +536,7 @@ KERNEL_CHECKS: dict[str, Callable[[torch.dtype], Errors]] = {
     "queue": check_queue,
     "queue overlap": check_queue_overlap,
     "experts": check_experts,
+    "router": check_router,
     "units": check_units,
     "sampling": check_sampling,
     "masked sampling": check_masked_sampling,

@@ -7,6 +7,8 @@ import math
 import torch
 from torch.nn import functional
 
+from holdfast.kernels import RouterForm
+
 Tensor = torch.Tensor
 
 
@@ -162,6 +164,34 @@ def experts(
                 result = result + bias2[expert].double()
             out[token] += weights[token, pick].double() * result
     return out
+
+
+def route(x: Tensor, weight: Tensor, bias: Tensor | None, form: RouterForm) -> tuple[list[list[int]], Tensor]:
+    """The picks of each token, the best first, and their shares."""
+    logits = x.double() @ weight.double().T
+    chosen: list[list[int]] = []
+    shares = torch.zeros(x.shape[0], form.picks, dtype=torch.float64)
+    for token, of_token in enumerate(logits):
+        scores = of_token if bias is None else of_token + bias.double()
+        worth = scores
+        if form.kind == "softmax_then_top":
+            scores = worth = torch.softmax(of_token, 0)
+        elif form.kind == "sigmoid_in_groups":
+            worth = 1 / (1 + torch.exp(-of_token))
+            scores = worth if bias is None else worth + bias.double()
+        size = scores.shape[0] // form.groups
+        best = [sum(sorted(scores[at : at + size].tolist())[-2:]) for at in range(0, scores.shape[0], size)]
+        kept = sorted(range(form.groups), key=lambda group: -best[group])[: form.groups_kept]
+        allowed = [name for name in range(scores.shape[0]) if name // size in kept]
+        picks = sorted(allowed, key=lambda name: -float(scores[name]))[: form.picks]
+        mine = worth[picks]
+        if form.kind == "top_then_softmax":
+            mine = torch.softmax(mine, 0)
+        elif form.normalise:
+            mine = mine / mine.sum()
+        chosen.append(picks)
+        shares[token] = mine * form.scale
+    return chosen, shares
 
 
 def kept_tokens(scaled: Tensor, top_k: int, top_p: float, min_p: float) -> set[int]:

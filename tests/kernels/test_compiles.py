@@ -112,6 +112,20 @@ print("compiled")
 """
 
 
+ROUTERS = """
+import holdfast.kernels.triton.router as router
+from holdfast.kernels import RouterForm
+
+router.overlap = lambda x: {"OVERLAP": True, "launch_pdl": True} if capability == 90 else {"OVERLAP": False}
+for tokens, experts, dtype in ((1, 1, torch.bfloat16), (5, 20, torch.float32), (70, 512, torch.bfloat16)):
+    x, weight = torch.zeros(tokens, 300, dtype=torch.bfloat16), torch.zeros(experts, 300, dtype=dtype)
+    for kind in ("softmax_then_top", "top_then_softmax", "sigmoid_in_groups"):
+        form = RouterForm(kind, min(experts, 10), True)
+        assert router.route(x, weight, torch.zeros(experts), form)[0].shape == (tokens, form.picks)
+print("compiled")
+"""
+
+
 UNITS = """
 from holdfast.kernels.triton import copy_units, move_units
 
@@ -326,6 +340,11 @@ def test_products_with_quantised_weights_compile(compiles: Compiles, capability:
 
 def test_sampling_compiles_and_without_masks_has_no_arguments_for_them(compiles: Compiles) -> None:
     compiles(SAMPLING)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_routers_compile(compiles: Compiles, capability: int) -> None:
+    compiles(ROUTERS, capability=capability)
 
 
 def test_copies_of_units_compile(compiles: Compiles) -> None:

@@ -41,7 +41,14 @@ from holdfast.kernels.cuda.products import takes_products
 from holdfast.kernels.cuda.scaled_attention import takes_scaled_queue
 from holdfast.kernels.cuda.twelve import TwelveBits, pack_weight, packed_size
 from holdfast.kernels.dispatch import configure, implementation
-from holdfast.kernels.parameters import Mamba2Weights, Rotation, StepTables, TokenMasks
+from holdfast.kernels.parameters import (
+    Mamba2Weights,
+    Rotation,
+    RouterForm,
+    RouterKind,
+    StepTables,
+    TokenMasks,
+)
 from holdfast.kernels.quantised import QuantisedWeight
 from holdfast.kernels.scaled import KvCache, ScaledCache
 from holdfast.kernels.settings import KernelSettings
@@ -64,6 +71,8 @@ __all__ = [
     "Pieces",
     "QuantisedWeight",
     "Rotation",
+    "RouterForm",
+    "RouterKind",
     "ScaledCache",
     "StepTables",
     "TokenMasks",
@@ -99,6 +108,7 @@ __all__ = [
     "rms_norm_gated",
     "rms_norm_residual",
     "rotate_and_write",
+    "route",
     "sample_tokens",
     "swiglu",
     "swiglu_clamped",
@@ -358,6 +368,18 @@ def gated_delta(
         query, key, value, g, beta, delta_state, batch, scale=scale, normalise=normalise
     )
     return out
+
+
+def route(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, form: RouterForm
+) -> tuple[Tensor, Tensor]:
+    """A router's choice for x [T, hidden]: expert ids int64 and shares float32 [T, picks], the best first.
+
+    weight [experts, hidden] is float32, or of x's dtype; bias [experts] is float32. Logits that are not
+    numbers pick experts that exist, with shares that are not numbers.
+    """
+    ids, shares = implementation(x).route(x, weight, bias, form)
+    return ids, shares
 
 
 def experts(

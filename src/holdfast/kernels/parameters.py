@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
@@ -54,6 +54,25 @@ class StepTables:
     window: torch.Tensor | None  # int32 [table rows, pages]
     reserved_full: int
     reserved_window: int
+
+
+RouterKind: TypeAlias = Literal["softmax_then_top", "top_then_softmax", "sigmoid_in_groups"]
+
+
+class RouterForm(NamedTuple):
+    """How a router turns logits into picks and their shares.
+
+    `softmax_then_top`: the best of the softmax; `top_then_softmax`: the softmax of the best, of logits plus
+    bias; `sigmoid_in_groups`: shares are sigmoids, and the bias takes part in the choice alone, among the
+    experts of the best groups (by the sum of a group's two best).
+    """
+
+    kind: RouterKind
+    picks: int
+    normalise: bool = False  # shares add up to 1
+    scale: float = 1.0  # of shares
+    groups: int = 1
+    groups_kept: int = 1
 
 
 class TokenMasks(NamedTuple):

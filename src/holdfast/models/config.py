@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from holdfast.models.fields import ConfigurationError, Fields
 
 if TYPE_CHECKING:  # a configuration is read without torch
-    from holdfast.kernels import Clamp
+    from holdfast.kernels import Clamp, RouterKind
 
 RopeKind: TypeAlias = Literal["default", "linear", "llama3", "yarn", "factors"]
-RouterKind: TypeAlias = Literal["softmax_then_top", "top_then_softmax", "sigmoid_in_groups"]
 Activation: TypeAlias = Literal["silu", "gelu_tanh", "relu_squared"]
 
 _ACTIVATIONS: dict[str, Activation] = {

@@ -1,6 +1,6 @@
 """Mixtures of experts: the router, which picks a few experts per token, and the experts.
 
-Routing is small and done in float32; the experts' products are one kernel. Checkpoints store expert weights
+Routing is small and done in float32. Checkpoints store expert weights
 one by one or stacked, gate and up separate, joined or interleaved: `read_experts` converts all of them to the
 kernel's layout (gate rows, then up rows). Built by `blocks`.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from holdfast import kernels
-from holdfast.kernels import Batch, Clamp, ExpertForm, ExpertWeight
+from holdfast.kernels import Batch, Clamp, ExpertForm, ExpertWeight, RouterForm
 from holdfast.kernels.cpu.experts import experts_packed
 from holdfast.kernels.cpu.matrix import PackedMatrix
 from holdfast.kernels.quantised import QuantisedWeight
@@ -49,45 +49,24 @@ class Latent(NamedTuple):
 
 
 class Router:
-    """Picks the experts of a token and their weights."""
+    """Picks the experts of a token and their shares."""
 
     def __init__(self, config: ExpertsConfig, weight: Tensor, bias: Tensor | None) -> None:
         """`bias` is added to the logits, or for sigmoid routers to the scores that choose."""
-        self._config = config
         self._weight = weight
         self._bias = bias
+        self._form = RouterForm(
+            config.router,
+            config.experts_per_token,
+            config.normalise,
+            config.scale,
+            config.router_groups,
+            config.router_groups_kept,
+        )
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(expert ids, weights), each [tokens, experts per token]."""
-        picks = self._config.experts_per_token
-        logits = torch.nn.functional.linear(x.float(), self._weight)
-        if self._config.router == "softmax_then_top":
-            weights, ids = logits.softmax(dim=-1).topk(picks, dim=-1)
-            if self._config.normalise:
-                weights = weights / weights.sum(dim=-1, keepdim=True)
-        elif self._config.router == "top_then_softmax":
-            best, ids = (logits if self._bias is None else logits + self._bias).topk(picks, dim=-1)
-            weights = best.softmax(dim=-1)
-        else:
-            ids, weights = self._in_groups(logits.sigmoid())
-        scale = self._config.scale
-        return ids, weights if scale == 1.0 else weights * scale
-
-    def _in_groups(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The best experts of the best groups; a group's score is the sum of its two best experts."""
-        config = self._config
-        choice = scores if self._bias is None else scores + self._bias
-        if config.router_groups > 1:
-            grouped = choice.unflatten(-1, (config.router_groups, -1))
-            worth = grouped.topk(2, dim=-1).values.sum(dim=-1)
-            kept = worth.topk(config.router_groups_kept, dim=-1).indices
-            closed = torch.ones_like(worth, dtype=torch.bool).scatter_(1, kept, False)
-            choice = grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2)
-        ids = choice.topk(config.experts_per_token, dim=-1).indices
-        weights = scores.gather(1, ids)
-        if config.normalise:
-            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-        return ids, weights
+        """(expert ids, shares), each [tokens, experts per token]."""
+        return kernels.route(x, self._weight, self._bias, self._form)
 
 
 class Experts:
@@ -163,6 +142,9 @@ def read_router(
 ) -> Router:
     """The router whose weight is `name`.weight, with the bias called `bias` if it has one."""
     weight = reader.tensor(f"{name}.weight", (config.experts, width), torch.float32)
+    narrow = weight.to(reader.placement.dtype)
+    if weight.is_cuda and (reader.dummy or torch.equal(narrow.float(), weight)):
+        weight = narrow  # as most checkpoints have it: products with inputs of that type are exact
     offset = None if bias is None else reader.tensor(bias, (config.experts,), torch.float32)
     return Router(config, weight, offset)
 

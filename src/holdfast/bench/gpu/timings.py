@@ -307,7 +307,11 @@ def share_of_audit(loop: EngineLoop, batch: int) -> float:
 
 
 def kernel_times(loop: EngineLoop, batch: int) -> list[tuple[str, float, int]]:
-    """Microseconds and launches of each kernel in one decode step, longest first."""
+    """Microseconds and launches of each kernel in one decode step, longest first.
+
+    A kernel may start before the preceding ones end, so it is charged with the time by which it ends later.
+    The time in which none ran is charged to `(idle)`.
+    """
     talks = [Talk(loop, f"profile {batch} {number}") for number in range(batch)]
     for number, talk in enumerate(talks):
         talk.begin(words(128, number), 40)
@@ -322,10 +326,15 @@ def kernel_times(loop: EngineLoop, batch: int) -> list[tuple[str, float, int]]:
     close(loop, talks)
     times: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
-    for event in profile.events():
-        if event.device_type.name == "CUDA":
-            times[event.name[:70]] += event.device_time
-            counts[event.name[:70]] += 1
+    ran = [event for event in profile.events() if event.device_type.name == "CUDA"]
+    ran.sort(key=lambda event: event.time_range.end)
+    last = ran[0].time_range.start if ran else 0.0
+    for event in ran:
+        name, begun, ended = event.name[:70], event.time_range.start, event.time_range.end
+        times["(idle)"] += max(0.0, begun - last)
+        times[name] += ended - max(begun, last)
+        counts[name] += 1
+        last = ended
     return sorted(
         ((name, times[name] / steps, counts[name] // steps) for name in times), key=lambda row: -row[1]
     )

@@ -11,6 +11,7 @@ from holdfast.kernels.torch.mamba2 import mamba2_scan
 from holdfast.kernels.torch.norm import rms_norm, rms_norm_gated, rms_norm_residual
 from holdfast.kernels.torch.quantised import experts_quantised, linear_quantised
 from holdfast.kernels.torch.rotary import rotate_and_write, write_kv
+from holdfast.kernels.torch.router import route
 from holdfast.kernels.torch.sampling import sample_tokens
 from holdfast.kernels.torch.states import rest_states, wake_states
 from holdfast.kernels.torch.step import change_tables, list_pieces, note_sampled, prepare_step
@@ -41,6 +42,7 @@ __all__ = [
     "rms_norm_gated",
     "rms_norm_residual",
     "rotate_and_write",
+    "route",
     "sample_tokens",
     "swiglu",
     "swiglu_clamped",

@@ -13,6 +13,7 @@ from holdfast.kernels.triton.norm import rms_norm, rms_norm_gated, rms_norm_resi
 from holdfast.kernels.triton.quantised import linear_quantised
 from holdfast.kernels.triton.quantised_experts import experts_quantised
 from holdfast.kernels.triton.rotary import rotate_and_write, write_kv
+from holdfast.kernels.triton.router import route
 from holdfast.kernels.triton.sampling import sample_tokens
 from holdfast.kernels.triton.states import rest_states, wake_states
 from holdfast.kernels.triton.step import change_tables, list_pieces, note_sampled, prepare_step
@@ -45,6 +46,7 @@ __all__ = [
     "rms_norm_gated",
     "rms_norm_residual",
     "rotate_and_write",
+    "route",
     "sample_tokens",
     "swiglu",
     "swiglu_clamped",

@@ -16,7 +16,14 @@ import triton.language as tl
 
 from holdfast.kernels.torch.activation import PLAIN_EXPERTS, ExpertForm
 from holdfast.kernels.triton.activation import activation_value
-from holdfast.kernels.triton.launch import ceiling, power_of_two, precision
+from holdfast.kernels.triton.launch import (
+    ceiling,
+    launch_next,
+    overlap,
+    power_of_two,
+    precision,
+    wait_for_inputs,
+)
 
 SCAN = 1024  # picks per iteration of a program
 
@@ -25,8 +32,11 @@ SCAN = 1024  # picks per iteration of a program
 def _sort_picks(
     ids, order, block_expert, picks, block_count,
     EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, SCAN: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The picks of one expert, in order, from its first block on; the rest of its last block is -1."""
+    launch_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
     expert = tl.program_id(0)
     names = tl.arange(0, BLOCK_EXPERTS)
     counts = tl.zeros([BLOCK_EXPERTS], tl.int32)
@@ -76,7 +86,7 @@ def _expert_product(
     alpha, limit, first, end,
     DIVIDE: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
     SHARED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One block of picks of one expert by one block of output columns.
 
@@ -84,6 +94,8 @@ def _expert_product(
     weight) and up (row n + rows_out); the second multiplies by the pick's share. The weight has the experts
     from `first` to before `end`; blocks of others are left alone.
     """
+    launch_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
     block = tl.program_id(1)
     expert = tl.load(block_expert + block)
     if (expert < first) | (expert >= end):
@@ -119,8 +131,10 @@ def _expert_product(
 
 
 @triton.jit
-def _sum_picks(parts, out, width, PICKS: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_picks(parts, out, width, PICKS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     """The results of one token's picks, added in order."""
+    launch_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -143,7 +157,7 @@ def sort_picks(
     block_expert = torch.empty(block_count, dtype=torch.int32, device=ids.device)
     _sort_picks[(count,)](
         ids, order, block_expert, picks, block_count, EXPERTS=count, BLOCK_EXPERTS=power_of_two(count),
-        BLOCK_M=block_m, SCAN=min(SCAN, power_of_two(picks, 16)), num_warps=4,
+        BLOCK_M=block_m, SCAN=min(SCAN, power_of_two(picks, 16)), num_warps=4, **overlap(ids),
     )  # fmt: skip
     return block_m, order, block_expert
 
@@ -153,7 +167,7 @@ def sum_picks(parts: torch.Tensor, picks: int, dtype: torch.dtype) -> torch.Tens
     tokens, hidden = parts.shape[0] // picks, parts.shape[1]
     out = torch.empty(tokens, hidden, dtype=dtype, device=parts.device)
     block = min(1024, power_of_two(hidden))
-    _sum_picks[(tokens, ceiling(hidden, block))](parts, out, hidden, PICKS=picks, BLOCK=block)
+    _sum_picks[(tokens, ceiling(hidden, block))](parts, out, hidden, PICKS=picks, BLOCK=block, **overlap(out))
     return out
 
 
@@ -183,7 +197,7 @@ def add_experts(
     block_n = 64 if picks.block <= 64 or gated else 128
     flags: dict[str, object] = {
         "BLOCK_M": picks.block, "BLOCK_N": block_n, "BLOCK_K": 64, "PRECISION": precision(x.dtype),
-        "num_warps": 8 if picks.block >= 128 else 4, "num_stages": 3,
+        "num_warps": 8 if picks.block >= 128 else 4, "num_stages": 3, **overlap(x),
     }  # fmt: skip
     if x.dtype == torch.float32:
         flags |= {"BLOCK_K": 32, "num_stages": 2}
