@@ -56,6 +56,7 @@ thread_local Program* program;
 
 inline Warp& warp_of_thread() { return *program->warps[threadIdx.x / 32]; }
 inline void __syncthreads() { program->all.arrive_and_wait(); }
+inline void __syncwarp() { warp_of_thread().all.arrive_and_wait(); }
 inline void launch_next() {}
 inline void wait_for_inputs() {}
 inline int min(int a, int b) { return a < b ? a : b; }
@@ -161,6 +162,8 @@ inline void expect(u32 barrier, u32 bytes) { arrivals_at(barrier).expected = byt
 
 // Copies by the lanes themselves arrive at once.
 inline void commit_copies() {}
+
+template <int LEFT>
 inline void wait_for_copies() {}
 
 inline void copy_in(u32 to, const u16* from, bool real) {

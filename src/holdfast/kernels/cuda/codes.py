@@ -104,18 +104,23 @@ class Cut(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: inputs of two units, and the sums of all warps."""
-        if self.narrow:
-            return 0
+        """Dynamic shared memory: inputs of some units, and the sums of all warps, in their place if narrow."""
         rows, depth, _ = self.shape
+        if self.narrow:
+            slabs = self.slabs
+            ahead = 8 // (slabs * self.form.pieces)
+            return depth * self.tokens * max(ahead * SIDE * 2, (SLAB * slabs + 4) * 4)
         inputs = depth * 2 * self.tokens * (72 if self.tokens > 32 else 96) * 2
         return inputs + depth * self.tokens * (SIDE * rows + 4) * 4
 
+    @property
+    def slabs(self) -> int:
+        """Those of a narrow program."""
+        return 2 if self.activation not in PLAIN or self.tokens > COLUMNS[0] else 1
+
     def programs(self, weight: PackedCodes) -> int:
         """Those that share the rows of a weight."""
-        rows = SIDE * self.shape.row_warps
-        if self.narrow:
-            rows = 2 * SLAB if weight.gated or self.tokens > COLUMNS[0] else SLAB
+        rows = SLAB * self.slabs if self.narrow else SIDE * self.shape.row_warps
         return -(-weight.outputs // (rows // 2 if weight.gated else rows))
 
 

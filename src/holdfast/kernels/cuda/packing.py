@@ -47,6 +47,11 @@ class Form(NamedTuple):
         return cls(_KINDS[weight.kind], _SCALES[weight.scales.dtype], weight.zeros is not None, group)
 
     @property
+    def pieces(self) -> int:
+        """Bricks of 4-bit codes that take as much memory as one of these."""
+        return 1 if self.kind < 2 else 2
+
+    @property
     def constants(self) -> dict[str, int]:
         """Those of the sources."""
         return {"KIND": self.kind, "SCALES": self.scales, "ZEROS": int(self.zeros), "GROUP": self.group}

@@ -98,11 +98,6 @@ class WideCut(NamedTuple):
         return SIDE // SLAB * self.tiling.groups * self.tiling.stacked
 
     @property
-    def pieces(self) -> int:
-        """Bricks of 4-bit codes that take as much memory as one of these."""
-        return 1 if self.form.kind < 2 else 2
-
-    @property
     def runs(self) -> int:
         """Runs of scales that arrive together."""
         return 1 if self.form.group % (TOGETHER * SIDE) == 0 else TOGETHER
@@ -124,7 +119,7 @@ class WideCut(NamedTuple):
         return self._shared_bytes(self.ring)
 
     def _shared_bytes(self, ring: int) -> int:
-        sizes = (TOGETHER * BRICK * self.pieces, *(self.runs * each for each in self.run_bytes))
+        sizes = (TOGETHER * BRICK * self.form.pieces, *(self.runs * each for each in self.run_bytes))
         place = sum(size * self._in_box(size) for size in sizes if size)
         inputs = KEPT * TOGETHER * self.tokens * SIDE * 2
         sums = self.tokens * (SLAB * self.slabs + 4) * 4
@@ -172,7 +167,7 @@ class WideCut(NamedTuple):
             strides = (elements, elements * runs)
             return map_of(tensor.data_ptr(), (elements, runs, slabs), strides, box, NO_SWIZZLE)
 
-        codes = runs_of(weight.words, BRICK, blocks * self.pieces, TOGETHER * self.pieces)
+        codes = runs_of(weight.words, BRICK, blocks * self.form.pieces, TOGETHER * self.form.pieces)
         of_scales, of_zeros = self.run_bytes
         scales = runs_of(weight.scales, of_scales, groups, self.runs)
         zeros = scales if weight.zeros is None else runs_of(weight.zeros, of_zeros, groups, self.runs)

@@ -19,6 +19,7 @@ constexpr bool WIDE = KIND == INT8 || KIND == E4M3;
 constexpr int PIECES = WIDE ? 2 : 1;                   // of 16 bytes, of a lane in a brick
 constexpr u32 BRICK = 512 * PIECES;                    // bytes
 constexpr int PARTS = GROUP >= 64 ? 1 : 64 / GROUP;    // groups in a brick
+constexpr int RUN = GROUP > 64 ? GROUP / 64 : 1;       // bricks that share scales
 constexpr int STEPS = 4 / PARTS;                       // of 16 columns in a group, within a brick
 constexpr int DEALT = GROUP == 16 ? 4 : 8;             // neighbours of a lane
 constexpr int SCALE_BYTES = SCALES == OF_FLOAT32 ? 4 : SCALES == OF_EXPONENTS ? 1 : 2;
@@ -37,6 +38,19 @@ __device__ __forceinline__ uint4 load_once(const char* from) {
                  : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
                  : "l"(from));
     return four;
+}
+
+// Copy 16 bytes into shared memory beside other work, or zeros.
+__device__ __forceinline__ void copy_in(u32 to, const u16* from, bool real) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Wait for this thread's copies but those of the last groups.
+template <int LEFT>
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
 __device__ __forceinline__ u32 minus(u32 a, u32 b) {
@@ -161,12 +175,22 @@ __device__ __forceinline__ Slab slab_of(const Weight& weight, size_t slab, int l
             ZEROS ? weight.zeros + at : nullptr};
 }
 
-__device__ __forceinline__ void load_brick(Brick& to, const Slab& from, int block) {
+// A lane's part of the brick that is there.
+__device__ __forceinline__ void load_brick(Brick& to, const Slab& from) {
 #pragma unroll
-    for (int i = 0; i < PIECES; i++) to.codes[i] = load_once(from.codes + (size_t)block * BRICK + i * 512);
-    const int at = (GROUP > 64 ? block * 64 / GROUP : block) * 16 * PARTS;
-    load_small<2 * PARTS * SCALE_BYTES>(to.scales, from.scales + at * SCALE_BYTES);
-    if (ZEROS) load_small<2 * PARTS>(to.zeros, from.zeros + at);
+    for (int i = 0; i < PIECES; i++) to.codes[i] = load_once(from.codes + i * 512);
+    load_small<2 * PARTS * SCALE_BYTES>(to.scales, from.scales);
+    if (ZEROS) load_small<2 * PARTS>(to.zeros, from.zeros);
+}
+
+// Where it finds its part of a brick `blocks` and its scales `runs` further.
+__device__ __forceinline__ Slab further(const Slab& from, size_t blocks, int runs) {
+    const int at = runs * 16 * PARTS;
+    return {from.codes + blocks * BRICK, from.scales + at * SCALE_BYTES, ZEROS ? from.zeros + at : nullptr};
+}
+
+__device__ __forceinline__ void load_brick(Brick& to, const Slab& from, int block) {
+    load_brick(to, further(from, block, block / RUN));
 }
 
 __device__ __forceinline__ u32 word_of(const Brick& brick, int index) {

@@ -10,14 +10,6 @@ constexpr u32 X_STAGE = TOKENS * X_PITCH * 2;
 
 __device__ __forceinline__ u32 twice(float value) { return pair_of(value, value); }
 
-__device__ __forceinline__ void copy_in(u32 to, const u16* from, bool real) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
-}
-
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
-
 // The warps that share inputs: those of one block of columns.
 __device__ __forceinline__ void meet(int of_depth) {
     if (ROW_WARPS == 1) __syncwarp();
@@ -149,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BESIDE)
     Sums sums = {};
     load_x();
     auto take = [&](Brick (&bricks)[4], int unit) {
-        wait_for_copies();
+        wait_for_copies<0>();
         meet(of_depth);
         load_x();
         if (unit * K_WARPS + of_depth < blocks) multiply_block(sums, bricks, inputs + (unit & 1) * X_STAGE, lane);
