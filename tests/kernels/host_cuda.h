@@ -1,14 +1,16 @@
-// What CUDA sources need to run on a CPU: a thread for each lane, barriers for what a warp or a program does together.
+// What CUDA sources need to run on a CPU: a coroutine for each lane, barriers for what a warp or a program does together.
 // Functions that are one instruction on the GPU are written out; `on_host.py` takes theirs out of the source.
+//
+// All coroutines run in one thread, in an order that is always the same and that shows missing barriers. A lane runs
+// until it waits; the lane that was last made ready is the next. So a warp goes as far ahead of the others as the barriers
+// of its program allow, and its lanes take turns from the last to the first and from the first to the last.
+//
+// Headers of C alone: those of C++ take longer to compile than a kernel.
 
-#include <atomic>
-#include <barrier>
-#include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <thread>
-#include <vector>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -21,42 +23,81 @@ struct uint4 { u32 x, y, z, w; };
 struct float4 { float x, y, z, w; };
 struct Index { int x; };
 
-thread_local Index threadIdx, blockIdx, gridDim;
+Index threadIdx, blockIdx, gridDim;
 
-struct Warp {
-    std::barrier<> all{32};
-    u32 a[32][4], b[32][2], votes[32];
+struct Program;
+
+// A lane of a warp; `turn` counts what it has done together with the others, `next` is in the list that it waits in.
+struct Lane {
+    ucontext_t context;
+    Lane* next;
+    Program* program;
+    int thread, block, turn;
 };
 
-struct Cluster;
+Lane launching;  // waits until no lane is ready
+Lane *running, *ready;
+Program* program;
+
+// The lane that waits last becomes ready last, and runs first.
+inline void make_ready(Lane*& waiting) {
+    Lane** end = &waiting;
+    while (*end) end = &(*end)->next;
+    *end = ready, ready = waiting, waiting = nullptr;
+}
+
+// Let the lane that was last made ready run. Where there is none, the launch ends: all have returned, or none ever will.
+inline void run_another() {
+    Lane* from = running;
+    if (!ready) setcontext(&launching.context);
+    running = ready, ready = ready->next;
+    threadIdx.x = running->thread, blockIdx.x = running->block, program = running->program;
+    if (running != from) swapcontext(&from->context, &running->context);
+}
+
+inline void wait_in(Lane*& waiting) {
+    running->next = waiting, waiting = running;
+    run_another();
+}
+
+// A barrier of so many lanes.
+struct Barrier {
+    int lanes, come;
+    Lane* waiting;
+
+    void open() { come = 0, make_ready(waiting); }
+
+    void meet() {
+        if (++come == lanes) open();
+        else wait_in(waiting);
+    }
+
+    void leave() {
+        if (come == --lanes) open();
+    }
+};
+
+// What the lanes of a warp show each other; those of the next turn do not overwrite it.
+struct Warp {
+    Barrier all;
+    struct { u32 a[32][4], b[32][2], votes[32]; } turns[2];
+};
 
 struct Program {
-    std::barrier<> all;
-    std::vector<std::unique_ptr<Warp>> warps;
-    std::vector<char> memory = std::vector<char>(256 << 10, (char)0xFF);  // shared; not a number
-    struct { std::atomic<int> completed{0}, expected{0}; } arrivals[2048];  // by address
-    Cluster* cluster;
-
-    Program(int threads, Cluster* of) : all(threads), cluster(of) {
-        for (int i = 0; i < threads / 32; i++) warps.emplace_back(new Warp);
-    }
+    Barrier all;
+    Warp warps[16];
+    char memory[256 << 10];  // shared
+    struct { int completed, expected; Lane* waiting; } arrivals[2048];  // by address
 };
 
 // Programs that run at the same time.
-struct Cluster {
-    std::barrier<> all;
-    std::vector<std::unique_ptr<Program>> programs;
+Program programs_of_cluster[16];
+Barrier cluster;
 
-    Cluster(int count, int threads) : all(count * threads) {
-        for (int i = 0; i < count; i++) programs.emplace_back(new Program(threads, this));
-    }
-};
-
-thread_local Program* program;
-
-inline Warp& warp_of_thread() { return *program->warps[threadIdx.x / 32]; }
-inline void __syncthreads() { program->all.arrive_and_wait(); }
-inline void __syncwarp() { warp_of_thread().all.arrive_and_wait(); }
+inline Warp& warp_of_thread() { return program->warps[threadIdx.x / 32]; }
+inline auto& next_turn() { return warp_of_thread().turns[running->turn++ % 2]; }
+inline void __syncthreads() { program->all.meet(); }
+inline void __syncwarp() { warp_of_thread().all.meet(); }
 inline void launch_next() {}
 inline void wait_for_inputs() {}
 inline int min(int a, int b) { return a < b ? a : b; }
@@ -64,12 +105,11 @@ inline int __popc(u32 bits) { return __builtin_popcount(bits); }
 inline float __expf(float value) { return expf(value); }
 
 inline u32 __ballot_sync(u32, bool vote) {
-    Warp& warp = warp_of_thread();
-    warp.votes[threadIdx.x % 32] = vote;
-    warp.all.arrive_and_wait();
+    auto& shown = next_turn();
+    shown.votes[threadIdx.x % 32] = vote;
+    warp_of_thread().all.meet();
     u32 bits = 0;
-    for (int i = 0; i < 32; i++) bits |= warp.votes[i] << i;
-    warp.all.arrive_and_wait();
+    for (int i = 0; i < 32; i++) bits |= shown.votes[i] << i;
     return bits;
 }
 
@@ -114,23 +154,20 @@ inline uint4 load_once(const char* from) {
 
 // mma.m16n8k16: where each lane has which elements is as in the description of the instruction set.
 inline void matrix_product(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, bool add) {
-    Warp& warp = warp_of_thread();
+    auto& shown = next_turn();
     const int lane = threadIdx.x % 32;
-    memcpy(warp.a[lane], a, sizeof a);
-    warp.b[lane][0] = b0, warp.b[lane][1] = b1;
-    warp.all.arrive_and_wait();
-    float sums[4];
+    memcpy(shown.a[lane], a, sizeof a);
+    shown.b[lane][0] = b0, shown.b[lane][1] = b1;
+    warp_of_thread().all.meet();
     for (int i = 0; i < 4; i++) {
         const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-        sums[i] = add ? d[i] : 0.0f;
+        if (!add) d[i] = 0.0f;
         for (int k = 0; k < 16; k++) {
-            const u32 left = warp.a[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
-            const u32 right = warp.b[column * 4 + k % 8 / 2][k / 8];
-            sums[i] += k % 2 ? high_of(left) * high_of(right) : low_of(left) * low_of(right);
+            const u32 left = shown.a[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+            const u32 right = shown.b[column * 4 + k % 8 / 2][k / 8];
+            d[i] += k % 2 ? high_of(left) * high_of(right) : low_of(left) * low_of(right);
         }
     }
-    warp.all.arrive_and_wait();
-    memcpy(d, sums, sizeof d);
 }
 
 inline void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { matrix_product(d, a, b0, b1, true); }
@@ -143,14 +180,14 @@ template <typename T>
 inline T read_shared(u32 address) {
     if (address % sizeof(T)) abort();
     T value;
-    memcpy(&value, program->memory.data() + address, sizeof value);
+    memcpy(&value, program->memory + address, sizeof value);
     return value;
 }
 
 inline float4 read(u32 address) { return read_shared<float4>(address); }
 inline u32 read_word(u32 address) { return read_shared<u32>(address); }
 inline uint4 read_four(u32 address) { return read_shared<uint4>(address); }
-inline void write_word(u32 address, u32 word) { memcpy(program->memory.data() + address, &word, 4); }
+inline void write_word(u32 address, u32 word) { memcpy(program->memory + address, &word, 4); }
 inline u32 __float_as_uint(float value) { return *(u32*)&value; }
 inline void publish() {}
 inline u32 read_half(u32 address) { return read_shared<u16>(address); }
@@ -167,13 +204,13 @@ template <int LEFT>
 inline void wait_for_copies() {}
 
 inline void copy_in(u32 to, const u16* from, bool real) {
-    char* at = program->memory.data() + to;
+    char* at = program->memory + to;
     if (real) memcpy(at, from, 16);
     else memset(at, 0, 16);
 }
 
 // A barrier of some warps; all of them come equally often.
-inline void meet(int) { program->all.arrive_and_wait(); }
+inline void meet(int) { program->all.meet(); }
 
 // A tensor of three dimensions, and the box of it that is copied at a time; the first dimension is copied whole.
 struct TensorMap {
@@ -184,7 +221,7 @@ struct TensorMap {
 };
 
 inline void fetch_box(u32 to, const TensorMap* map, int second, int third, u32 barrier) {
-    char* at = program->memory.data() + to;
+    char* at = program->memory + to;
     if (to % 128) abort();  // as the copy engine
     for (int i = 0; i < map->thirds; i++)
         for (int j = 0; j < map->seconds; j++, at += map->bytes) {
@@ -195,22 +232,22 @@ inline void fetch_box(u32 to, const TensorMap* map, int second, int third, u32 b
     auto& there = arrivals_at(barrier);
     if ((there.expected -= map->thirds * map->seconds * map->bytes) > 0) return;
     there.completed++;
-    there.completed.notify_all();
+    make_ready(there.waiting);
 }
 
 inline void wait(u32 barrier, u32 parity) {
     auto& there = arrivals_at(barrier);
-    for (int now = there.completed; (now & 1) == (int)parity; now = there.completed) there.completed.wait(now);
+    while ((there.completed & 1) == (int)parity) wait_in(there.waiting);
 }
 
 // Of a cluster.
 template <int PROGRAMS>
-inline void meet(bool) { program->cluster->all.arrive_and_wait(); }
+inline void meet(bool) { cluster.meet(); }
 
 template <int PROGRAMS>
 inline float4 read_from(u32 of, u32 address) {
     float4 value;
-    memcpy(&value, program->cluster->programs[of]->memory.data() + address, sizeof value);
+    memcpy(&value, programs_of_cluster[of].memory + address, sizeof value);
     return value;
 }
 
@@ -227,36 +264,58 @@ inline void pin(float (&)[COUNT]) {}
 
 template <int COUNT>
 inline void multiply_all(float (&d)[COUNT], const u32 (&a)[4], u64 b, int add) {
-    Warp& warp = warp_of_thread();
+    auto& shown = next_turn();
     const int lane = threadIdx.x % 32;
-    memcpy(warp.a[lane], a, sizeof a);
-    warp.all.arrive_and_wait();
+    memcpy(shown.a[lane], a, sizeof a);
+    warp_of_thread().all.meet();
     for (int sum = 0; sum < COUNT; sum++) {
         const int row = lane / 4 + sum / 2 % 2 * 8, token = sum / 4 * 8 + lane % 4 * 2 + sum % 2;
         if (!add) d[sum] = 0.0f;
         for (int k = 0; k < 16; k += 2) {
-            const u32 left = warp.a[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+            const u32 left = shown.a[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
             const u32 at = (u32)b * 16 + token * 128 + k * 2, right = read_word(at ^ (at >> 7 & 7) << 4);
             d[sum] += low_of(left) * low_of(right) + high_of(left) * high_of(right);
         }
     }
-    warp.all.arrive_and_wait();
 }
 
-// Run clusters one after another, each with all threads of its programs at once.
+// Run clusters one after another, all lanes of their programs in turn; returns how many lanes wait for ever.
 template <typename Kernel>
-void run(int programs, int threads, int together, Kernel kernel) {
+int run(int programs, int threads, int together, Kernel kernel) {
+    constexpr int LANES = 512, STACK = 64 << 10;
+    static Lane lanes[16 * LANES];
+    static char stacks[sizeof lanes / sizeof *lanes][STACK];
+    static Kernel* body;
+    static int left;
+    if (threads > LANES || together > 16) abort();
+    body = &kernel, gridDim.x = programs;
     for (int first = 0; first < programs; first += together) {
-        Cluster cluster(together, threads);
-        std::vector<std::thread> lanes;
-        for (int i = 0; i < together * threads; i++)
-            lanes.emplace_back([&, i] {
-                threadIdx.x = i % threads, blockIdx.x = first + i / threads, gridDim.x = programs;
-                program = cluster.programs[i / threads].get();
-                kernel();
-                program->all.arrive_and_drop();
-                program->warps[threadIdx.x / 32]->all.arrive_and_drop();
-            });
-        for (std::thread& lane : lanes) lane.join();
+        cluster = {together * threads};
+        for (int i = 0; i < together; i++) {
+            Program& each = programs_of_cluster[i];
+            memset(&each, 0, sizeof each);
+            memset(each.memory, 0xFF, sizeof each.memory);  // not a number
+            each.all.lanes = threads;
+            for (int warp = 0; warp < threads / 32; warp++) each.warps[warp].all.lanes = 32;
+        }
+        ready = nullptr;
+        for (left = 0; left < together * threads; left++) {
+            Lane& lane = lanes[left];
+            getcontext(&lane.context);
+            lane.context.uc_stack.ss_sp = stacks[left], lane.context.uc_stack.ss_size = STACK;
+            makecontext(&lane.context, [] {
+                (*body)();
+                left--;
+                program->all.leave(), warp_of_thread().all.leave();
+                run_another();
+            }, 0);
+            lane.program = programs_of_cluster + left / threads;
+            lane.thread = left % threads, lane.block = first + left / threads, lane.turn = 0;
+            lane.next = ready, ready = &lane;
+        }
+        running = &launching;
+        run_another();
+        if (left) return left;
     }
+    return 0;
 }

@@ -1,4 +1,4 @@
-"""CUDA sources carried out on the CPU, thread by thread, so that they are tested without a GPU.
+"""CUDA sources carried out on the CPU, lane by lane, so that they are tested without a GPU.
 
 `host_cuda.h` has what the GPU brings along. Functions of a source that are written in assembler are replaced
 by those of the same name there.
@@ -7,6 +7,7 @@ by those of the same name there.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import re
 import shutil
 import subprocess
@@ -49,38 +50,39 @@ def host_map(
 
 
 class HostKernel:
-    """A kernel of a source, launched as those of `holdfast.kernels.cuda.driver` are."""
+    """A kernel of a source, launched as those of `holdfast.kernels.cuda.driver` are.
+
+    The first launch compiles all kernels of the source, unless the folder has them.
+    """
 
     def __init__(self, source: str, name: str, folder: Path, cluster: int = 1) -> None:
-        body = _without_assembler(source[source.index("#define") :])
-        body = re.sub(r"__launch_bounds__\([^\n]*\)|__device__|__global__", "", body)
-        body = body.replace("extern __shared__ char memory[]", "const char* memory = program->memory.data()")
-        body = body.replace("__forceinline__", "inline").replace("__shared__", "static")
-        given = {found[1]: found[2] for found in KERNEL.finditer(body)}[name]
-        names = ", ".join(part.split()[-1].lstrip("*") for part in given.split(","))
-        body += f'\nextern "C" void launch(int programs, {given}) '
-        body += f"{{ run(programs, THREADS, {cluster}, [&] {{ {name}({names}); }}); }}\n"
-        file = folder / f"{name}-{abs(hash(body))}.cpp"
-        library = file.with_suffix(".so")
-        if not library.exists():
-            file.write_text(HEADER.read_text() + body)
-            command = [
-                "g++",
-                "-std=c++20",
-                "-O1",
-                "-shared",
-                "-fPIC",
-                "-pthread",
-                "-o",
-                str(library),
-                str(file),
-            ]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
-        self._launch = ctypes.CDLL(str(library)).launch
+        self.source, self.name, self.folder, self.cluster = source, name, folder, cluster
 
     def launch(self, programs: int, maps: tuple[Any, ...], *parameters: Any) -> None:
-        self._launch(ctypes.c_int(programs), *maps, *parameters)
+        launch = _compiled(self.source, self.folder)[f"launch_{self.name}"]
+        waiting = launch(ctypes.c_int(programs), ctypes.c_int(self.cluster), *maps, *parameters)
+        assert waiting == 0, f"{waiting} lanes wait for others that never come"
+
+
+def _compiled(source: str, folder: Path) -> ctypes.CDLL:
+    """The library of a source: `launch_NAME` for each kernel, which takes programs and cluster first."""
+    body = _without_assembler(source[source.index("#define") :])
+    body = re.sub(r"__launch_bounds__\([^\n]*\)|__device__|__global__", "", body)
+    body = body.replace("extern __shared__ char memory[]", "const char* memory = program->memory")
+    body = body.replace("__forceinline__", "inline").replace("__shared__", "static")
+    for name, given in KERNEL.findall(body):
+        names = ", ".join(part.split()[-1].lstrip("*") for part in given.split(","))
+        body += f'\nextern "C" int launch_{name}(int programs, int cluster, {given}) '
+        body += f"{{ return run(programs, THREADS, cluster, [&] {{ {name}({names}); }}); }}\n"
+    content = HEADER.read_text() + body
+    file = folder / f"{hashlib.sha256(content.encode()).hexdigest()[:16]}.cpp"
+    library = file.with_suffix(".so")
+    if not library.exists():
+        file.write_text(content)
+        command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-o", str(library), str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(library))
 
 
 def _without_assembler(source: str) -> str:
