@@ -22,6 +22,8 @@ from holdfast.kernels.triton.launch import (
     overlap,
     power_of_two,
     precision,
+    processors,
+    roomy,
     wait_for_inputs,
 )
 
@@ -194,25 +196,42 @@ def add_experts(
     """Both products of the experts from `first` on, those with weights, by way of `middle` into `parts`."""
     inner, hidden, end = w2.shape[2], w2.shape[1], first + w13.shape[0]
     gated = form.activation != "relu_squared"
-    block_n = 64 if picks.block <= 64 or gated else 128
-    flags: dict[str, object] = {
-        "BLOCK_M": picks.block, "BLOCK_N": block_n, "BLOCK_K": 64, "PRECISION": precision(x.dtype),
-        "num_warps": 8 if picks.block >= 128 else 4, "num_stages": 3, **overlap(x),
-    }  # fmt: skip
-    if x.dtype == torch.float32:
-        flags |= {"BLOCK_K": 32, "num_stages": 2}
     bias13, bias2, blocks = form.bias13, form.bias2, picks.block_expert.shape[0]
-    _expert_product[(ceiling(inner, block_n), blocks)](
+    flags = {"PRECISION": precision(x.dtype), **overlap(x)}
+    tiling = _tiling(x, picks.block, blocks, inner, gated=gated)
+    _expert_product[(ceiling(inner, tiling["BLOCK_N"]), blocks)](
         x, w13, x if bias13 is None else bias13, picks.shares, middle, picks.order, picks.block_expert,
         x.stride(0), w13.stride(0), w13.stride(1), inner, w13.shape[2], *form.clamp, first, end,
         DIVIDE=picks.of_token, GATED=gated, ACTIVATION=form.activation, HAS_BIAS=bias13 is not None,
-        SHARED=False, **flags,
+        SHARED=False, **tiling, **flags,
     )  # fmt: skip
-    _expert_product[(ceiling(hidden, block_n), blocks)](
+    tiling = _tiling(x, picks.block, blocks, hidden, gated=False)
+    _expert_product[(ceiling(hidden, tiling["BLOCK_N"]), blocks)](
         middle, w2, x if bias2 is None else bias2, picks.shares, parts, picks.order, picks.block_expert,
         middle.stride(0), w2.stride(0), w2.stride(1), hidden, inner, 0.0, 0.0, first, end,
-        DIVIDE=1, GATED=False, ACTIVATION=form.activation, HAS_BIAS=bias2 is not None, SHARED=True, **flags,
+        DIVIDE=1, GATED=False, ACTIVATION=form.activation, HAS_BIAS=bias2 is not None, SHARED=True,
+        **tiling, **flags,
     )  # fmt: skip
+
+
+def _tiling(x: torch.Tensor, block: int, blocks: int, width: int, *, gated: bool) -> dict[str, int]:
+    """The tile of a program, its warps and stages.
+
+    Few programs have low tiles, two to a multiprocessor, and load far ahead: their time is that of memory.
+    """
+    most = 64 if block <= 64 or gated else 128
+    tiling = {
+        "BLOCK_M": block, "BLOCK_N": most, "BLOCK_K": 64, "num_warps": 8 if block >= 128 else 4,
+        "num_stages": 3,
+    }  # fmt: skip
+    if x.dtype == torch.float32:
+        return tiling | {"BLOCK_K": 32, "num_stages": 2}
+    index = x.device.index
+    at_once = 2 * processors(index)
+    if block > 16 or ceiling(width, most) * blocks > 2 * at_once or not roomy(index):
+        return tiling
+    columns = next((each for each in (most, 32) if ceiling(width, each) * blocks >= at_once), 16)
+    return tiling | {"BLOCK_N": columns, "BLOCK_K": 128, "num_stages": 4 if columns > 32 else 6}
 
 
 def experts(
