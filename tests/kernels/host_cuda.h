@@ -84,10 +84,11 @@ struct Warp {
 };
 
 struct Program {
-    Barrier all;
+    Barrier all, readers;
     Warp warps[16];
     char memory[256 << 10];  // shared
     struct { int completed, expected; Lane* waiting; } arrivals[2048];  // by address
+    int readers_of_place;
 };
 
 // Programs that run at the same time.
@@ -209,6 +210,28 @@ inline void copy_in(u32 to, const u16* from, bool real) {
     else memset(at, 0, 16);
 }
 
+// A ring of places: a barrier for what arrives in each, and one for the warps that have read it.
+inline void set_up_ring(u32, int, u32 readers) { program->readers_of_place = readers; }
+
+inline void arrive(u32 barrier) {
+    auto& there = arrivals_at(barrier);
+    if (++there.expected < program->readers_of_place) return;
+    there.expected = 0, there.completed++;
+    make_ready(there.waiting);
+}
+
+inline void fetch_run(u32 to, const void* from, u32 bytes, u32 barrier) {
+    if (to % 16 || (u64)from % 16 || bytes % 16) abort();  // as the copy engine
+    memcpy(program->memory + to, from, bytes);
+    auto& there = arrivals_at(barrier);
+    if ((there.expected -= bytes) > 0) return;
+    there.completed++;
+    make_ready(there.waiting);
+}
+
+// All warps of a program but the last.
+inline void meet_readers() { program->readers.meet(); }
+
 // A barrier of some warps; all of them come equally often.
 inline void meet(int) { program->all.meet(); }
 
@@ -295,7 +318,7 @@ int run(int programs, int threads, int together, Kernel kernel) {
             Program& each = programs_of_cluster[i];
             memset(&each, 0, sizeof each);
             memset(each.memory, 0xFF, sizeof each.memory);  // not a number
-            each.all.lanes = threads;
+            each.all.lanes = threads, each.readers.lanes = threads - 32;
             for (int warp = 0; warp < threads / 32; warp++) each.warps[warp].all.lanes = 32;
         }
         ready = nullptr;

@@ -22,6 +22,7 @@ needs_host_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="ne
 
 HEADER = Path(__file__).with_name("host_cuda.h")
 FUNCTION = re.compile(r"(?:template <[^>]*>\n)?__device__ __forceinline__ [^\n(]*?(\w+)\([^{;]*\{")
+BOUNDS = re.compile(r"__launch_bounds__\(([^,)]+)(?:,[^)]*)?\)\s+(\w+)\(")
 KERNEL = re.compile(r'extern "C"\s+void\s+(\w+)\(([^)]*)\)')
 
 
@@ -67,13 +68,14 @@ class HostKernel:
 def _compiled(source: str, folder: Path) -> ctypes.CDLL:
     """The library of a source: `launch_NAME` for each kernel, which takes programs and cluster first."""
     body = _without_assembler(source[source.index("#define") :])
+    threads = {name: count for count, name in BOUNDS.findall(body)}
     body = re.sub(r"__launch_bounds__\([^\n]*\)|__device__|__global__", "", body)
     body = body.replace("extern __shared__ char memory[]", "const char* memory = program->memory")
     body = body.replace("__forceinline__", "inline").replace("__shared__", "static")
     for name, given in KERNEL.findall(body):
         names = ", ".join(part.split()[-1].lstrip("*") for part in given.split(","))
         body += f'\nextern "C" int launch_{name}(int programs, int cluster, {given}) '
-        body += f"{{ return run(programs, THREADS, cluster, [&] {{ {name}({names}); }}); }}\n"
+        body += f"{{ return run(programs, {threads[name]}, cluster, [&] {{ {name}({names}); }}); }}\n"
     content = HEADER.read_text() + body
     file = folder / f"{hashlib.sha256(content.encode()).hexdigest()[:16]}.cpp"
     library = file.with_suffix(".so")

@@ -127,12 +127,17 @@ class Product(Kernel):
         assert not maps
         cut = self.cut
         x, *weight, bias, out, order, block_expert, shares = values[:10]
-        tokens, outputs, depth, stride, divide, tiles = values[10:]
+        tokens, outputs, depth, stride, divide, tiles, *more = values[10:]
+        if cut.streams:
+            assert programs == min(more[0], H200.processors * cut.shape.beside)
         dense = read_weight(cut, weight, outputs, depth, tiles, self.experts)
         gated = dense.shape[1] != outputs
-        inputs = memory(x, (tokens - 1) * stride + depth, torch.bfloat16).as_strided(
-            (tokens, depth), (stride, 1)
+        rows = (
+            tokens
+            if divide > 1 or not cut.experts
+            else memory(order, self.blocks * cut.tokens, torch.int32).max() + 1
         )
+        inputs = memory(x, (rows - 1) * stride + depth, torch.bfloat16).as_strided((rows, depth), (stride, 1))
         if not cut.experts:
             assert tokens <= cut.tokens <= 16
             of_program = 32 if gated or cut.tokens > 8 else 16
@@ -140,7 +145,6 @@ class Product(Kernel):
             assert programs == -(-outputs // of_program), "each takes its rows"
             write(inputs.float() @ dense[0].T, bias, out, cut.activation)
             return
-        assert cut.narrow is (cut.tokens <= 16)
         picks = memory(order, self.blocks * cut.tokens, torch.int32).view(self.blocks, cut.tokens)
         chosen = memory(block_expert, self.blocks, torch.int32)
         for block in range(self.blocks):
@@ -272,6 +276,17 @@ def test_the_products_of_experts(block: int, emulation: dict[str, int]) -> None:
     check_experts(block, 384, 128, emulation)
 
 
+@pytest.mark.parametrize(("most", "name"), [(14, "stream"), (13, "narrow")])
+def test_a_few_picks_in_all_stream(
+    most: int, name: str, emulation: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, asked = codes._kernel, []
+    monkeypatch.setattr(codes, "STREAM_PICKS", most)
+    monkeypatch.setattr(codes, "_kernel", lambda cut, *rest: asked.append(rest[0]) or made(cut, *rest))
+    check_experts(8, 384, 128, emulation)
+    assert asked[2:4] == [name, name], "after those with which both weights were packed"
+
+
 def check_experts(block: int, hidden: int, inner: int, emulation: dict[str, int] | None = None) -> None:
     """Both products of sorted picks; an emulation is told the sizes."""
     count, of_token, tokens = 3, 2, 7
@@ -327,7 +342,8 @@ def compiled_for_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch, compiled_for_host: Path) -> None:
     """Kernels whose own source runs on the CPU."""
-    monkeypatch.setattr(codes, "machine_of", lambda _: H200)
+    small = H200._replace(processors=1)  # so that programs take several tiles
+    monkeypatch.setattr(codes, "machine_of", lambda _: small)
     monkeypatch.setattr(codes, "index_of", lambda _: 0)
     monkeypatch.setattr(wide, "map_of", host_map)
 
@@ -362,14 +378,26 @@ def test_the_source_multiplies_few_tokens(form: str, gated: bool, tokens: int) -
 @needs_host_compiler
 @pytest.mark.usefixtures("on_host")
 @pytest.mark.parametrize(
-    ("block", "hidden", "inner"),
+    ("block", "hidden", "inner", "streamed"),
     [
-        (8, 128, 64),
-        (32, 640, 64),
-        *(pytest.param(each, 640, 320, marks=pytest.mark.soak) for each in (16, 64)),
+        (
+            8,
+            640,
+            192,
+            32,
+        ),  # programs take several tiles of two experts, and use each place of their ring again
+        (8, 128, 64, 0),
+        (32, 640, 64, 0),
+        *(
+            pytest.param(block, 640, 320, streamed, marks=pytest.mark.soak)
+            for block, streamed in ((8, 32), (8, 0), (16, 0), (64, 0))
+        ),
     ],
 )
-def test_the_source_multiplies_the_picks_of_experts(block: int, hidden: int, inner: int) -> None:
+def test_the_source_multiplies_the_picks_of_experts(
+    block: int, hidden: int, inner: int, streamed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codes, "STREAM_PICKS", streamed)
     check_experts(block, hidden, inner)
 
 
@@ -414,6 +442,10 @@ def test_a_cut_fits_the_device(tokens: int) -> None:
     cuts = [Cut(Form(0, 0, False, 128), tokens, None, True)]
     if tokens <= codes.NARROW:
         cuts.append(cuts[0]._replace(experts=False))
+    if tokens == codes.COLUMNS[0]:
+        cuts.append(cuts[0]._replace(streams=True, activation="swiglu"))
+        # Codes of 8 bits of two slabs, four scales of 4 bytes and zero points a brick, inputs of eight picks.
+        assert cuts[-1].room >= 2 * (16_384 + 4_096 + 1_024 + 8 * 1_088), "places for two turns"
     for cut in cuts:
         assert cut.shared_bytes * cut.shape.beside <= H200.shared_memory
         assert cut.threads * cut.shape.beside <= 1024
@@ -455,8 +487,10 @@ INT4, MXFP4 = Form(0, 0, False, 128), Form(1, 3, False, 32)
         Cut(INT4, 8, "swiglu"),
         Cut(MXFP4, 16, "swiglu_clamped", experts=True),
         Cut(MXFP4, 32, "swiglu_clamped", experts=True),
+        Cut(MXFP4, 8, "swiglu_clamped", experts=True, streams=True),
         WideCut(INT4, 64, "swiglu", Tiling(3, 2, 2)),
         pytest.param(Cut(MXFP4, 8, None, experts=True, shared=True), marks=pytest.mark.soak),
+        pytest.param(Cut(Form(3, 2, True, 16), 8, None, True, True, True), marks=pytest.mark.soak),
         pytest.param(Cut(Form(0, 1, True, 128), 8, None), marks=pytest.mark.soak),
         pytest.param(Cut(Form(2, 0, False, packing.WHOLE_ROW), 8, None), marks=pytest.mark.soak),
         pytest.param(Cut(Form(3, 2, False, 128), 16, "swiglu"), marks=pytest.mark.soak),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -31,8 +32,12 @@ from holdfast.kernels.cuda.wide import WideCut
 from holdfast.kernels.quantised import QuantisedWeight
 from holdfast.kernels.torch.activation import Activation
 
-SOURCE, FEW, PICKS = (HOPPER.with_name(name) for name in ("codes.cu", "codes_few.cu", "codes_picks.cu"))
+SOURCE, FEW, STREAM, PICKS = (
+    HOPPER.with_name(name) for name in ("codes.cu", "codes_few.cu", "codes_stream.cu", "codes_picks.cu")
+)
 
+EXPAND = "expand"
+"""The kernel that every source has."""
 COLUMNS = (8, 16, 32, 64)
 """Token counts that kernels are compiled for."""
 FEW_TOKENS = COLUMNS[-1]
@@ -64,11 +69,21 @@ class Shape(NamedTuple):
     beside: int
 
 
-SHAPES = {8: Shape(1, 8, 2), 16: Shape(1, 8, 2)}
+NARROW_SHAPES = {8: Shape(1, 8, 2), 16: Shape(1, 8, 2)}
 """By tokens. More rows share their inputs, more columns split the depth."""
-
-EXPERT_SHAPES = {8: Shape(1, 4, 4), 16: Shape(1, 4, 3), 32: Shape(2, 4, 1), 64: Shape(2, 4, 1)}
+PICKS_SHAPES = {8: Shape(1, 4, 4), 16: Shape(1, 4, 3), 32: Shape(2, 4, 1), 64: Shape(2, 4, 1)}
 """By the picks of a block: an expert's weights are small."""
+STREAM_PICKS = 32
+"""Most picks of a step for which programs take tile after tile: most of its time is beginning and ending."""
+STREAM_SHAPE = Shape(1, 8, 2)
+"""Beside the warp that fetches."""
+STREAM_BYTES = 112 << 10
+"""Shared memory of such a program, so that a multiprocessor runs two."""
+STREAM_SUMS = 2
+"""Tiles whose sums lie apart in it."""
+PLACES_MOST = 8
+"""Of a ring, as in the source."""
+BARRIERS_BYTES, PADDING = 16 * PLACES_MOST, 128
 
 
 class Cut(NamedTuple):
@@ -80,47 +95,68 @@ class Cut(NamedTuple):
     experts: bool = False
     shared: bool = False
     """Whether outputs are multiplied by the shares of their picks, in float32."""
+    streams: bool = False
+    """Whether one warp of a program fetches for the others, tile after tile."""
 
     @property
     def cluster(self) -> int:
         return 1
 
     @property
+    def name(self) -> str:
+        if self.streams:
+            return "stream"
+        return "narrow" if self.tokens <= NARROW else "picks"
+
+    @property
+    def source(self) -> Path:
+        return {"stream": STREAM, "narrow": FEW, "picks": PICKS}[self.name]
+
+    @property
     def shape(self) -> Shape:
-        return (EXPERT_SHAPES if self.experts else SHAPES)[self.tokens]
+        if self.streams:
+            return STREAM_SHAPE
+        return (PICKS_SHAPES if self.experts else NARROW_SHAPES)[self.tokens]
+
+    @property
+    def warps(self) -> int:
+        """Those that multiply."""
+        return self.shape.row_warps * self.shape.depth_warps
 
     @property
     def threads(self) -> int:
-        return 32 * self.shape.row_warps * self.shape.depth_warps
-
-    @property
-    def narrow(self) -> bool:
-        """Whether a program takes all columns of its rows, without sums of several warps in its memory."""
-        return self.tokens <= NARROW
-
-    @property
-    def name(self) -> str:
-        return "narrow" if self.narrow else "picks"
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory: inputs of some units, and the sums of all warps, in their place if narrow."""
-        rows, depth, _ = self.shape
-        if self.narrow:
-            slabs = self.slabs
-            ahead = 8 // (slabs * self.form.pieces)
-            return depth * self.tokens * max(ahead * SIDE * 2, (SLAB * slabs + 4) * 4)
-        inputs = depth * 2 * self.tokens * (72 if self.tokens > 32 else 96) * 2
-        return inputs + depth * self.tokens * (SIDE * rows + 4) * 4
+        return 32 * (self.warps + self.streams)
 
     @property
     def slabs(self) -> int:
-        """Those of a narrow program."""
+        """Those of a tile, but for many picks."""
         return 2 if self.activation not in PLAIN or self.tokens > COLUMNS[0] else 1
 
-    def programs(self, weight: PackedCodes) -> int:
+    @property
+    def _sum_bytes(self) -> int:
+        """Bytes of the sums of all warps of a tile, but for many picks."""
+        return self.warps * self.tokens * (SLAB * self.slabs + 4) * 4
+
+    @property
+    def room(self) -> int:
+        """Bytes of the ring of `stream`."""
+        return STREAM_BYTES - STREAM_SUMS * self._sum_bytes - BARRIERS_BYTES - PADDING
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: inputs of some units, and sums, which `narrow` has in their place."""
+        if self.streams:
+            return STREAM_BYTES
+        rows, depth, _ = self.shape
+        if self.name == "narrow":
+            ahead = 8 // (self.slabs * self.form.pieces)
+            return max(depth * self.tokens * ahead * SIDE * 2, self._sum_bytes)
+        inputs = depth * 2 * self.tokens * (72 if self.tokens > 32 else 96) * 2
+        return inputs + depth * self.tokens * (SIDE * rows + 4) * 4
+
+    def tiles(self, weight: PackedCodes) -> int:
         """Those that share the rows of a weight."""
-        rows = SLAB * self.slabs if self.narrow else SIDE * self.shape.row_warps
+        rows = SIDE * self.shape.row_warps if self.name == "picks" else SLAB * self.slabs
         return -(-weight.outputs // (rows // 2 if weight.gated else rows))
 
 
@@ -157,8 +193,8 @@ def source_of(cut: Cut | WideCut) -> str:
     else:
         rows, depth, beside = cut.shape
         given |= {"ROW_WARPS": rows, "K_WARPS": depth, "BESIDE": beside}
-        given |= {"EXPERTS": int(cut.experts), "SHARED": int(cut.shared)}
-        last, before = FEW if cut.narrow else PICKS, ""
+        given |= {"EXPERTS": int(cut.experts), "SHARED": int(cut.shared), "ROOM": cut.room}
+        last, before = cut.source, ""
     defined = "\n".join(f"#define {name} {value}" for name, value in given.items())
     *files, kernel = (path.read_text(encoding="utf-8") for path in (PROJECTION, SOURCE, last))
     return "\n".join((HOPPER.read_text(encoding="utf-8"), defined, *files, before, kernel))
@@ -170,8 +206,10 @@ def _kernel(cut: Cut | WideCut, name: str, index: int | None) -> Kernel | None:
     with falling_back_to("Triton"):
         image = compile_source(source_of(cut))
         with torch.cuda.device(index):
-            shared, cluster = (cut.shared_bytes, cut.cluster) if name == cut.name else (0, 1)
-            return Kernel(image, name, cut.threads, shared, cluster)
+            if name == EXPAND:
+                assert isinstance(cut, Cut)
+                return Kernel(image, name, 32 * cut.warps, 0, 1)
+            return Kernel(image, name, cut.threads, cut.shared_bytes, cut.cluster)
     return None
 
 
@@ -188,7 +226,7 @@ def _at(tensor: Tensor | None) -> ctypes.c_void_p:
 
 def _launch(
     cut: Cut,
-    programs: int,
+    tiles: int,
     x: Tensor,
     weight: PackedCodes,
     bias: Tensor | None,
@@ -198,7 +236,14 @@ def _launch(
     order, block_expert, shares, divide = (None, None, None, 1) if picks is None else picks
     codes = (weight.words, weight.scales, weight.zeros, weight.factors)
     tensors = (x, *codes, bias, out, order, block_expert, shares)
-    numbers = (x.shape[0], weight.outputs, weight.depth, x.stride(0), divide, weight.tiles)
+    tokens = x.shape[0] if picks is None else picks.shares.numel()
+    numbers = [tokens, weight.outputs, weight.depth, x.stride(0), divide, weight.tiles]
+    programs = tiles
+    if cut.streams:
+        machine = machine_of(x.device.index)
+        assert machine is not None
+        programs = min(tiles, machine.processors * cut.shape.beside)
+        numbers.append(tiles)
     kernel = _compiled(cut, x.device)
     kernel.launch(programs, (), *map(_at, tensors), *map(ctypes.c_int, numbers))
 
@@ -232,7 +277,7 @@ def product(
     if isinstance(cut, WideCut):
         _launch_wide(cut, x, weight, bias, out)
     else:
-        _launch(cut, cut.programs(weight), x, weight, bias, out)
+        _launch(cut, cut.tiles(weight), x, weight, bias, out)
     return out
 
 
@@ -248,8 +293,10 @@ def expert_product(
     blocks = picks.block_expert.numel()
     block = picks.order.numel() // blocks
     assert block in COLUMNS, "blocks of picks have a size that kernels are compiled for"
-    cut = Cut(Form.of(weight), block, activation, experts=True, shared=out.dtype == torch.float32)
-    _launch(cut, cut.programs(weight) * blocks, x, weight, bias, out, picks)
+    streams = block == COLUMNS[0] and picks.shares.numel() <= STREAM_PICKS
+    shared = out.dtype == torch.float32
+    cut = Cut(Form.of(weight), block, activation, experts=True, shared=shared, streams=streams)
+    _launch(cut, cut.tiles(weight) * blocks, x, weight, bias, out, picks)
 
 
 def expanded(weight: PackedCodes, first: int, count: int) -> Tensor:
@@ -272,10 +319,10 @@ def _expanding(form: Form, *, gated: bool, experts: bool) -> Cut:
 def _expanded(weight: PackedCodes, first: int, count: int, some: range, rows: int) -> Tensor:
     cut = _expanding(Form.of(weight), gated=weight.gated, experts=weight.experts is not None)
     device = weight.words.device
-    kernel = _kernel(cut, "expand", device.index)
+    kernel = _kernel(cut, EXPAND, device.index)
     assert kernel is not None, "pack has compiled it"
     out = torch.empty(len(some), rows, weight.depth, dtype=torch.bfloat16, device=device)
-    programs = -(-len(some) * count * (weight.depth // SIDE) // (cut.threads // 32))
+    programs = -(-len(some) * count * (weight.depth // SIDE) // cut.warps)
     codes = (weight.words, weight.scales, weight.zeros, weight.factors)
     tensors = (*(None if each is None else each[some.start :] for each in codes), out)
     numbers = (first, count, len(some), weight.outputs, weight.depth, weight.tiles)

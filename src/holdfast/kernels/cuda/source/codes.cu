@@ -5,8 +5,8 @@
 // lane needs eight neighbours of a token's inputs at a time (four where groups have 16 columns). A weight has
 // `row_blocks` blocks of 64 rows, an even number.
 //
-// `codes_few.cu`, `codes_picks.cu` and `codes_wide.cu` are compiled with this file before them, which has what they
-// share, and `expand` for many tokens. Compiled with KIND, SCALES, ZEROS, GROUP, TOKENS, ROW_WARPS, K_WARPS, BESIDE
+// `codes_few.cu`, `codes_stream.cu`, `codes_picks.cu` and `codes_wide.cu` are compiled with this file before them, which
+// has what they share, and `expand` for many tokens. Compiled with KIND, SCALES, ZEROS, GROUP, TOKENS, ROW_WARPS, K_WARPS, BESIDE
 // (programs of a multiprocessor), ACTIVATION, EXPERTS and SHARED defined, and with `hopper.cu` and `projection.cu`
 // before it.
 
@@ -23,6 +23,7 @@ constexpr int RUN = GROUP > 64 ? GROUP / 64 : 1;       // bricks that share scal
 constexpr int STEPS = 4 / PARTS;                       // of 16 columns in a group, within a brick
 constexpr int DEALT = GROUP == 16 ? 4 : 8;             // neighbours of a lane
 constexpr int SCALE_BYTES = SCALES == OF_FLOAT32 ? 4 : SCALES == OF_EXPONENTS ? 1 : 2;
+[[maybe_unused]] constexpr int SMALL = 2 * PARTS * SCALE_BYTES, SMALL_ZEROS = 2 * PARTS;  // bytes of a lane in a brick
 constexpr int SCALE_WORDS = (2 * PARTS * SCALE_BYTES + 3) / 4, ZERO_WORDS = (2 * PARTS + 3) / 4;
 
 // A lane's part of a brick, with the scales and zero points of its two rows.
@@ -142,8 +143,7 @@ struct Weight {
 
 __device__ __forceinline__ Weight weight_of(const char* codes, const char* scales, const char* zeros,
                                             const float* factors, int depth) {
-    constexpr int RUN = GROUP > 64 ? GROUP : 64;
-    return {codes, scales, zeros, factors, depth / 64, RUN < depth ? depth / RUN : 1};
+    return {codes, scales, zeros, factors, depth / 64, 64 * RUN < depth ? depth / (64 * RUN) : 1};
 }
 
 // `BYTES` for a lane, of which several may read the same.
@@ -193,6 +193,14 @@ __device__ __forceinline__ void load_brick(Brick& to, const Slab& from, int bloc
     load_brick(to, further(from, block, block / RUN));
 }
 
+// Scales or zero points of a lane in shared memory.
+template <int BYTES>
+__device__ __forceinline__ void read_small(u32* to, u32 from) {
+    if (BYTES == 2) to[0] = read_half(from);
+#pragma unroll
+    for (int i = 0; i < BYTES / 4; i++) to[i] = read_word(from + 4 * i);
+}
+
 __device__ __forceinline__ u32 word_of(const Brick& brick, int index) {
     const uint4 four = brick.codes[index / 4];
     return index % 4 == 0 ? four.x : index % 4 == 1 ? four.y : index % 4 == 2 ? four.z : four.w;
@@ -202,6 +210,36 @@ __device__ __forceinline__ void operand(u32 (&pairs)[4], const Brick& brick, int
     const int part = step / STEPS;
     unpack(pairs, word_of(brick, WIDE ? 2 * step : step), WIDE ? word_of(brick, 2 * step + 1) : 0,
            zero_of(brick, part, 0), zero_of(brick, part, 1));
+}
+
+// `multiply` where nothing was added yet.
+__device__ __forceinline__ void multiply_first(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %10, %10, %10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+// Add a brick by its inputs, `given[tile][step]`, to the sums; scales multiply the sums of a group.
+__device__ __forceinline__ void add_brick(float (&sums)[TILES][4], const Brick& brick, const u32 (&given)[TILES][4][2]) {
+    float parts[TILES][4];
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+        u32 pairs[4];
+        operand(pairs, brick, step);
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) {
+            if (step % STEPS == 0) multiply_first(parts[tile], pairs, given[tile][step][0], given[tile][step][1]);
+            else multiply(parts[tile], pairs, given[tile][step][0], given[tile][step][1]);
+        }
+        if (step % STEPS < STEPS - 1) continue;
+        const float scales[2] = {scale_of(brick, step / STEPS, 0), scale_of(brick, step / STEPS, 1)};
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums[tile][i] += parts[tile][i] * scales[i / 2];
+    }
 }
 
 struct Outputs {
@@ -234,14 +272,20 @@ __device__ __forceinline__ void put(const Outputs& to, const float* factors, flo
     }
 }
 
-// The outputs of an expert for a block of picks, of which real ones come first.
-__device__ __forceinline__ void choose(Outputs& outputs, const float*& factors, int expert, const int* picks, int lane) {
+// The outputs of an expert for a block of picks.
+__device__ __forceinline__ void choose(Outputs& outputs, const float*& factors, int expert, const int* picks) {
     const size_t rows = (size_t)expert * (GATED ? 2 : 1) * outputs.width;
     if (factors) factors += rows;
     if (outputs.bias) outputs.bias += rows;
-    outputs.picks = picks, outputs.tokens = 0;
+    outputs.picks = picks;
+}
+
+// How many picks of a block are real; those come first.
+__device__ __forceinline__ int count_real(const int* picks, int lane) {
+    int count = 0;
     for (int at = lane; at < (TOKENS + 31) / 32 * 32; at += 32)
-        outputs.tokens += __popc(__ballot_sync(~0u, at < TOKENS && picks[at < TOKENS ? at : 0] >= 0));
+        count += __popc(__ballot_sync(~0u, at < TOKENS && picks[at < TOKENS ? at : 0] >= 0));
+    return count;
 }
 
 // The rows of `count` blocks from `tile` on in bfloat16, for each of `experts`: a block a warp. With a gated activation

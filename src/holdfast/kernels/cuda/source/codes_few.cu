@@ -6,36 +6,6 @@
 //
 // Compiled with `codes.cu` before it.
 
-// The same where nothing was added yet.
-__device__ __forceinline__ void multiply_first(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%10, %10, %10, %10};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
-}
-
-// Add a brick by its inputs, `given[tile][step]`, to the sums; scales multiply the sums of a group.
-__device__ __forceinline__ void add_brick(float (&sums)[TILES][4], const Brick& brick, const u32 (&given)[TILES][4][2]) {
-    float parts[TILES][4];
-#pragma unroll
-    for (int step = 0; step < 4; step++) {
-        u32 pairs[4];
-        operand(pairs, brick, step);
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-            if (step % STEPS == 0) multiply_first(parts[tile], pairs, given[tile][step][0], given[tile][step][1]);
-            else multiply(parts[tile], pairs, given[tile][step][0], given[tile][step][1]);
-        }
-        if (step % STEPS < STEPS - 1) continue;
-        const float scales[2] = {scale_of(brick, step / STEPS, 0), scale_of(brick, step / STEPS, 1)};
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) sums[tile][i] += parts[tile][i] * scales[i / 2];
-    }
-}
-
 // Inputs of a warp in shared memory: 64 columns of all tokens, in lines of 128 bytes. Odd tokens have the halves of a line
 // swapped, so that the lanes of a load read from all banks.
 constexpr u32 LINE = 128, GIVEN = TOKENS * LINE;
@@ -76,7 +46,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BESIDE)
     if (EXPERTS) {
         wait_for_inputs();
         const int block = blockIdx.x / programs, expert = block_expert[block];
-        choose(outputs, factors, expert, order + block * TOKENS, lane);
+        choose(outputs, factors, expert, order + block * TOKENS);
+        outputs.tokens = count_real(outputs.picks, lane);
         if (expert < 0) return;
         first += expert * row_blocks * 4;
     }

@@ -109,7 +109,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BESIDE)
     wait_for_inputs();
     const int expert = block_expert[pick_block];
     if (expert < 0) return;
-    choose(outputs, weight.factors, expert, order + pick_block * TOKENS, lane);
+    choose(outputs, weight.factors, expert, order + pick_block * TOKENS);
+    outputs.tokens = count_real(outputs.picks, lane);
 
     // The units of columns whose inputs and whose weights are loaded next.
     int soon = 0, later = 0;

@@ -13,8 +13,7 @@
 constexpr int SLABS = 4 * WARP_GROUPS * STACKED, ROWS = 16 * SLABS, OUTPUTS = GATED ? ROWS / 2 : ROWS, QUADS = OUTPUTS / 4;
 constexpr int TOGETHER = 2, KEPT = 3;  // blocks of columns that arrive together; of how many arrivals inputs are kept
 constexpr u32 LINE = 128, INPUTS = TOKENS * LINE, ARRIVAL = TOGETHER * INPUTS;
-constexpr int SMALL = 2 * PARTS * SCALE_BYTES, SMALL_ZEROS = 2 * PARTS;  // bytes of a lane's scales in a brick
-constexpr int RUNS = GROUP % 128 == 0 ? 1 : TOGETHER;                    // of scales that arrive together
+constexpr int RUNS = GROUP % 128 == 0 ? 1 : TOGETHER;  // of scales that arrive together
 // Bytes of a place of the ring. A box, and what it brings, are multiples of 128 bytes.
 constexpr u32 CODES_BYTES = SLABS * TOGETHER * BRICK, SCALES_BYTES = SLABS * RUNS * 8 * SMALL + 127 & ~127u;
 constexpr u32 ZEROS_BYTES = ZEROS ? SLABS * RUNS * 8 * SMALL_ZEROS + 127 & ~127u : 0;
@@ -38,13 +37,6 @@ __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shar
 __device__ __forceinline__ void set_up_arrivals(u32 barriers) {
     for (int i = 0; i < RING; i++) set_up(barriers + i * 8, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-template <int BYTES>
-__device__ __forceinline__ void read_small(u32* to, u32 from) {
-    if (BYTES == 2) to[0] = read_half(from);
-#pragma unroll
-    for (int i = 0; i < BYTES / 4; i++) to[i] = read_word(from + 4 * i);
 }
 
 // A lane's part of a brick; `run` is that of its scales.
@@ -96,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) set_up_arrivals(barriers);
     launch_next();
 
-    auto run_of = [](int block) { return GROUP > 64 ? block * 64 / GROUP : block; };
+    auto run_of = [](int block) { return block / RUN; };
     auto fetch = [&](int arrival) {
         if (threadIdx.x > 0 || arrival >= arrivals) return;
         const u32 barrier = barriers + arrival % RING * 8, place = ring + arrival % RING * PLACE;
