@@ -9,8 +9,10 @@ from safetensors.torch import save_file
 
 from holdfast.models import weights
 from holdfast.models.checkpoint import load_model, open_checkpoint
+from holdfast.models.fields import Fields
 from holdfast.models.fp8 import BLOCK, Fp8Linear, Fp8Weight, joined, stays
 from holdfast.models.linear import DenseLinear
+from holdfast.models.quantised.forms import read_quantisation
 from holdfast.models.sources import SafetensorsSource
 from holdfast.models.weights import Placement, WeightMismatch, WeightReader
 
@@ -79,6 +81,21 @@ def test_a_gpu_that_does_not_know_such_numbers_is_not_given_them(
     monkeypatch.setattr(weights, "Fp8Linear", lambda weight, bias, device: made.append(device))
     WeightReader(SafetensorsSource(tmp_path), gpu)._fp8_linear(["a.weight"], INPUTS, [OUTPUTS], None)
     assert made == ([gpu.device] if kept else [])
+
+
+def test_dummy_weights_are_in_fp8_where_the_configuration_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
+    quantisation = read_quantisation(Fields({"quantization_config": given}, Path("config.json")), Path())
+    plain = WeightReader(None, CPU, None, quantisation).linear(["a", "b"], INPUTS, [OUTPUTS, OUTPUTS])
+    assert isinstance(plain, DenseLinear), "on a device without such numbers"
+    monkeypatch.setattr(weights, "stays", lambda _: True)
+    made = WeightReader(None, CPU, None, quantisation)
+    linear = made.linear(["a", "b"], INPUTS, [OUTPUTS, OUTPUTS])
+    assert isinstance(linear, Fp8Linear) and linear.out_features == 2 * OUTPUTS
+    assert linear.bytes == 2 * (OUTPUTS * INPUTS + 2 * 3 * 4), "a scale for each block"
+    x = torch.randn(3, INPUTS)
+    assert torch.allclose(linear(x), plain(x), atol=0.2), "the same numbers, but for rounding"
+    assert isinstance(made.linear(["lm_head"], INPUTS, [OUTPUTS]), DenseLinear)
 
 
 def test_parts_of_different_forms_are_not_joined() -> None:

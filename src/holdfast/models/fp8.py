@@ -24,6 +24,8 @@ UNUSED = (
 )
 """Scales of activations and of the KV cache, which are not quantised here by the checkpoint's scales."""
 BLOCK = 128
+DUMMY_SCALE = 0.01
+"""Of dummy weights, whose magnitude is about one in a row."""
 CAPABILITY = (8, 9)
 """The lowest compute capability for which fp8 kernels compile."""
 

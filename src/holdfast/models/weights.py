@@ -25,7 +25,17 @@ from holdfast.kernels.quantised import joined as joined_codes
 from holdfast.kernels.torch.quantised import dequantise
 from holdfast.models.cuts import Cuts, CutSource
 from holdfast.models.fields import ConfigurationError, listed
-from holdfast.models.fp8 import SCALE_SUFFIXES, UNUSED, Fp8Linear, Fp8Weight, joined, scale_shapes, stays
+from holdfast.models.fp8 import (
+    BLOCK,
+    DUMMY_SCALE,
+    SCALE_SUFFIXES,
+    UNUSED,
+    Fp8Linear,
+    Fp8Weight,
+    joined,
+    scale_shapes,
+    stays,
+)
 from holdfast.models.linear import (
     DenseLinear,
     Embedding,
@@ -533,26 +543,42 @@ class WeightReader:
         self, names: list[str], inputs: int, outputs: Sequence[int], bias: Tensor | None
     ) -> Linear | None:
         """fp8 weights that stay fp8 on a GPU that supports it; None elsewhere."""
-        source = self._source
-        if source is None or not stays(self.placement.device):
+        if not stays(self.placement.device):
             return None
-        if not all(
-            any(name + suffix in self._names for suffix in SCALE_SUFFIXES) and name in self._names
-            for name in names
-        ):
+        shapes = {name: (size, inputs) for name, size in zip(names, outputs, strict=True)}
+        parts = self._dummy_fp8(shapes) if self._source is None else self._read_fp8(shapes, self._source)
+        if parts is None:
             return None
-        shapes = [(size, inputs) for size in outputs]
-        if any(source.shape(name) != shape for name, shape in zip(names, shapes, strict=True)):
-            return None
-        parts = [
-            Fp8Weight.of(self._raw(name, shape), self._scale(name, shape))
-            for name, shape in zip(names, shapes, strict=True)
-        ]
         whole = joined(parts)
         if whole is None:
             dense = torch.cat([part.dense() for part in parts])
             return self._dense(dense.to(self.placement.device, self.placement.dtype), bias)
         return Fp8Linear(whole, bias, self.placement.device)
+
+    def _read_fp8(self, shapes: dict[str, tuple[int, int]], source: Source) -> list[Fp8Weight] | None:
+        """Weights in fp8 with their scales; None where one is stored otherwise."""
+        for name, shape in shapes.items():
+            scaled = any(name + suffix in self._names for suffix in SCALE_SUFFIXES)
+            if not scaled or name not in self._names or source.shape(name) != shape:
+                return None
+        return [
+            Fp8Weight.of(self._raw(name, shape), self._scale(name, shape)) for name, shape in shapes.items()
+        ]
+
+    def _dummy_fp8(self, shapes: dict[str, tuple[int, int]]) -> list[Fp8Weight] | None:
+        """Dummy weights of modules that the configuration says are in fp8."""
+        if self._quantisation is None:
+            return None
+        parts: list[Fp8Weight] = []
+        for name, shape in shapes.items():
+            form = self._quantisation.form(name.removesuffix(".weight"))
+            if form is None or form.layout is not Layout.FP8:
+                return None
+            places = tuple(-(-size // BLOCK) for size in shape)
+            scale = torch.full(places, DUMMY_SCALE, device=self.placement.device)
+            codes = (self._raw(name, shape) / DUMMY_SCALE).to(torch.float8_e4m3fn)
+            parts.append(Fp8Weight.of(codes, scale))
+        return parts
 
 
 def _reordered(tensor: Tensor, order: Tensor | None) -> Tensor:

@@ -39,7 +39,7 @@ from holdfast.bench.gpu.graphs import measure_ceilings, require_gpu
 from holdfast.bench.gpu.kv8 import measure_kv8
 from holdfast.bench.gpu.report import note, report
 from holdfast.bench.gpu.roofline import Roofline
-from holdfast.bench.gpu.shapes import DENSE, SHAPES, dense_only, shaped_model, to_fp8
+from holdfast.bench.gpu.shapes import DENSE, SHAPES, dense_only, shaped_model
 from holdfast.bench.loops import capture_graphs, open_loop
 from holdfast.bench.storm import Storm, host_room, storm
 from holdfast.engine.constraints.errors import GrammarError
@@ -73,7 +73,7 @@ PARTS_BY_NAME = ["steps", "drafts"]
 """Measured only where they are named."""
 SHARED_PARTS = ("decode", "turns", "prefill", "sessions", "constrained")
 """The parts that are measured with one engine loop."""
-PARTS = [*SHARED_PARTS, "tiers", "storm", "defaults", "dense", "kv8", "fp8"]
+PARTS = [*SHARED_PARTS, "tiers", "storm", "defaults", "dense", "kv8"]
 
 
 DRAFTS_AIMS = {(0.8, 1): 1.9, (0.8, 16): 1.3}
@@ -257,8 +257,6 @@ def measure(name: str, chosen: Selection, bandwidth: float) -> None:
         measure_kv8(name, model)
     if "drafts" in chosen.parts:
         measure_heads(name, model)
-    if "fp8" in chosen.parts and name == "qwen3-8b":
-        measure_fp8(name, model)
 
 
 def measure_heads(name: str, model: Model) -> None:
@@ -327,21 +325,6 @@ def measure_dense(name: str, model: Model) -> None:
                 runs[way].append(timings.sessions(loop, 64, ROUNDS, 1024)["tokens/s"])
     for way, values in runs.items():
         note(f"{name} {way}", "64 sessions tokens/s", statistics.median(values), "tokens/s")
-
-
-def measure_fp8(name: str, model: Model) -> None:
-    """The same shapes with weights in 8-bit floating point, one scale per block of 128 x 128."""
-    to_fp8(model)
-    loop = open_loop(model, True, **{**OPTIONS, "max_running": 64})
-    with few_collections():
-        for batch in (1, 16, 64):
-            timings.decode_step(loop, batch, 8)
-            note(f"{name} fp8", f"decode {batch}", timings.decode_step(loop, batch), "ms")
-        note(f"{name} fp8", "turn 1024", timings.turns(loop, 1024)["turn"], "ms")
-        for prompts, length in ((1, 8192), (16, 2048)):
-            value = timings.prefill(loop, prompts, length)
-            note(f"{name} fp8", f"prefill {prompts} x {length}", value, "tokens/s")
-        measure_sessions(f"{name} fp8", loop)
 
 
 @contextmanager

@@ -24,7 +24,11 @@ W4A16: dict[str, object] = {
     },
     "ignore": ["lm_head", "re:.*mlp.gate$", "re:.*shared_expert_gate$"],
 }
-FP8: dict[str, object] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+FP8: dict[str, object] = {
+    "quant_method": "fp8",
+    "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["lm_head"],
+}
 MXFP4: dict[str, object] = {
     "quant_method": "mxfp4",
     "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],

@@ -11,15 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from holdfast.bench.gpu.published import FP8, MXFP4, PUBLISHED, W4A16, quantised
 from holdfast.bench.loops import open_model
-from holdfast.models.fp8 import BLOCK, Fp8Linear, Fp8Weight
-from holdfast.models.linear import DenseLinear
 from holdfast.models.model import Model
 
-__all__ = ["DENSE", "SHAPES", "dense_only", "shaped_model", "to_fp8"]
+__all__ = ["DENSE", "SHAPES", "dense_only", "shaped_model"]
 
 QWEN3_8B: dict[str, object] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -105,18 +101,6 @@ def shaped_model(config: dict[str, object]) -> Model:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         return open_model(Path(folder), "cuda", "bfloat16", dummy=True)
-
-
-def to_fp8(model: Model) -> None:
-    """Convert the projections of a model's blocks to 8-bit floating point."""
-    for block in model._blocks:
-        for name in ("_input", "_output"):
-            linear = vars(block.part).get(name)
-            if isinstance(linear, DenseLinear):
-                rows, depth = linear.weight.shape
-                scale = torch.full((-(-rows // BLOCK), -(-depth // BLOCK)), 0.01, device=model.device)
-                codes = (linear.weight / 0.01).to(torch.float8_e4m3fn)
-                vars(block.part)[name] = Fp8Linear(Fp8Weight.of(codes, scale), linear.bias, model.device)
 
 
 @contextmanager
