@@ -44,11 +44,15 @@ def test_checkpoints_give_way_before_memory_that_is_needed() -> None:
             driver.turn(name, 3, 2, 10 * seed + turn)
     assert driver.counts(STATE) == {"SESSION": 2, "CHECKPOINT": 4}
     assert ask(driver, "b", 1, STATE)
-    assert driver.counts(STATE) == {"FREE": 2, "SESSION": 2, "CHECKPOINT": 2}, (
-        "those of one session are enough"
-    )
+    assert driver.counts(STATE) == {"FREE": 1, "SESSION": 2, "CHECKPOINT": 3}, "one is enough"
+    assert ask(driver, "b", 2, STATE)
     assert driver.session("a").sequence.points == []
     assert driver.session("a") not in driver.registry.queues.checkpointed
+    assert [point.length for point in driver.session("b").sequence.points] == [5, 10], (
+        "the asker keeps its own"
+    )
+    assert ask(driver, "b", 3, STATE)
+    assert [point.length for point in driver.session("b").sequence.points] == [10]
 
 
 def test_checkpoints_stay_where_they_hold_nothing_that_is_lacking() -> None:

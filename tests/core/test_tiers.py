@@ -32,7 +32,9 @@ def test_there_and_back_again(layout: str, page_size: int) -> None:
     assert {(move.number, move.source_tier, move.destination_tier) for move in moves} == {
         (7, Tier.DEVICE, Tier.HOST)
     }
-    assert sequence.points == [], "points do not travel"
+    points = [point.length for point in sequence.points]
+    assert points[-2:] == ([] if layout == "dense" else [13, 26]), "they stay"
+    assert not any(point.pinned for point in sequence.points)
     assert [len(hold) for hold in own_holds(sequence).values()] == list(own.values()), "the source is there"
     finish_spill(sequence, parcel)
     assert sequence.away and own_holds(sequence) == {} and sequence.faults() == []
@@ -47,6 +49,7 @@ def test_there_and_back_again(layout: str, page_size: int) -> None:
     assert len(claimed) == 2 * len(own) and parcel.faults() == []
     finish_restore(sequence, parcel)
     assert not sequence.away and sequence.faults() == []
+    assert [point.length for point in sequence.points] == points
     assert {component: len(hold) for component, hold in own_holds(sequence).items()} == own
     assert parcel.away == parcel.home == {}
     for component, units in own.items():

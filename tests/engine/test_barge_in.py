@@ -1,5 +1,7 @@
 """Barge-in, going back and branching on models of every layout: what the next turn computes, in counts."""
 
+from pathlib import Path
+
 import pytest
 
 from holdfast.core.layout import Component
@@ -122,6 +124,30 @@ def test_rewinding_computes_little(make_any: Make) -> None:
     assert turn.usage.prompt_tokens == ends[6] + 20
     anywhere = engine.loop.setup.memory_plan.layout.cuts_anywhere
     assert turn.usage.cached_tokens == ends[6] if anywhere else turn.usage.cached_tokens > 0
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_a_branch_off_a_spilled_session_computes_and_says_the_same(
+    make_any: Make, tmp_path: Path, tier: str
+) -> None:
+    """A fork and a rewind at an older turn, whose checkpoint stays on the device."""
+    engine = make_any(host_memory=1 << 24, disk=tmp_path / "memory")
+    session, plain = engine.session(), make_any().session()
+    for number in range(6):
+        for each in (session, plain):
+            each.say(said(number), greedy(10)).wait()
+    assert session.spill(tier)
+    for each in (session, plain):
+        each.rewind(5)
+    turn = session.say(said(21), greedy(8))
+    assert turn.token_ids == plain.say(said(21), greedy(8)).token_ids
+    assert turn.usage.cached_tokens == 150 and turn.usage.computed_tokens <= 28
+    assert session.spill(tier)
+    child, expected = session.fork(at_turn=4), plain.fork(at_turn=4)
+    turn = child.say(said(20), greedy(8))
+    assert turn.token_ids == expected.say(said(20), greedy(8)).token_ids
+    assert turn.usage.cached_tokens == 120 and turn.usage.computed_tokens <= 28
+    assert engine.audit() == []
 
 
 def test_siblings_never_see_each_other(make_any: Make) -> None:

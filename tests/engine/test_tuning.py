@@ -64,10 +64,10 @@ def test_on_a_cpu_the_sizes_are_constants(directories: dict[str, Path]) -> None:
         "step_tokens": 1024,
         "mixed_tokens": 1024,
         "max_running": 64,
-        "checkpoints": 4,
+        "checkpoints": 8,
     }
     assert plan.lines()[-1] == (
-        "page-size 16, chunk-tokens 512, step-tokens 1024, mixed-tokens 1024, max-running 64, checkpoints 4: "
+        "page-size 16, chunk-tokens 512, step-tokens 1024, mixed-tokens 1024, max-running 64, checkpoints 8: "
         "default on a CPU"
     )
 
@@ -80,7 +80,7 @@ def test_a_large_gpu_gets_large_steps(directories: dict[str, Path], monkeypatch:
         "step_tokens": 8192,
         "mixed_tokens": 192,
         "max_running": 256,
-        "checkpoints": 4,
+        "checkpoints": 8,
     }
     assert len(found.lines()) == 6, "each has its own reason"
     assert "takes 0.23 s and 1.0 GB" in found.lines()[2]
@@ -205,11 +205,9 @@ def test_no_more_turns_run_than_the_pools_have_room_for(
     assert tuning.choose_running(False, tokens, windows, slots).value == 64
 
 
-def test_checkpoints_leave_recurrent_states_to_running_turns() -> None:
-    assert tuning.choose_checkpoints(True, None, 256).value == 4
-    assert tuning.choose_checkpoints(True, 513, 256).value == 4
-    assert tuning.choose_checkpoints(True, 512, 256).value == 1
-    assert tuning.choose_checkpoints(False, 2, 256).value == 4
+def test_checkpoints_are_the_same_on_all_devices() -> None:
+    assert tuning.choose_checkpoints(True) == (8, "evicted before any session")
+    assert tuning.choose_checkpoints(False) == (8, "default on a CPU")
 
 
 def test_steps_beside_answers_are_small_with_graphs_and_bounded_without() -> None:

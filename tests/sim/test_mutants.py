@@ -231,6 +231,11 @@ EXPECTED: dict[str, Report] = {
     "sunk-parcel-keeps-its-host-memory": report(LEAK, SESSION),
     "sunk-parcel-is-read-from-the-host": report("content, fence", PARCEL, ROW, SESSION, TURN, NAME),
     "failed-sink-loses-the-parcel": report("content, books", PARCEL, SESSION, TURN),
+    # Checkpoints of spilled sessions: the session whose they are.
+    "spilled-checkpoints-stay-pinned": report("registry", NAME),
+    "spilled-checkpoints-are-forgotten": report(LEAK, CHECKPOINT),
+    "spilled-session-is-not-listed-for-its-checkpoints": report("registry", NAME),
+    "checkpoint-that-is-given-up-keeps-its-slot": report(LEAK, CHECKPOINT),
     # Copies on the host: the session that the copy is of, or who got its unit next.
     "cut-keeps-the-stale-copy": report("content, assertion", COPY, PARCEL, SESSION, TURN, ROW),
     "partial-page-of-the-copy-counts-as-whole": report(

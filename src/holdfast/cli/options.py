@@ -196,7 +196,7 @@ ENGINE_OPTIONS: tuple[Option, ...] = (
         "checkpoints",
         int,
         "Older turns of a session to keep checkpoints of, for rewinding without recomputation.",
-        default="4; 1 on a GPU without spare recurrent states",
+        default="8",
     ),
     Option(
         "leave_history",

@@ -71,6 +71,7 @@ class PlanBuilder:
 
     def build(self) -> None:
         """Make the whole plan."""
+        self.pressure.spare_units()
         self._answer()
         self.budget = step_budget(self.registry, self.budget, self.planner.propose is not None)
         prefilling = self._decode()

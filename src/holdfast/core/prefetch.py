@@ -19,12 +19,10 @@ from operator import attrgetter
 
 from holdfast.core.layout import Component
 from holdfast.core.ledger import Kind, OutOfUnits, OverQuota
-from holdfast.core.pressure import Pressure
+from holdfast.core.pressure import SPARE_SHARE, Pressure
 from holdfast.core.registry import Registry
 from holdfast.core.session import Place, Session
 
-SPARE_SHARE = 32
-"""One unit of so many, and at least one, stays free for turns that are submitted meanwhile."""
 GROWTH_PAGES = 2
 """Pages that a running turn may need while memory comes back."""
 EXPECTED_MAX = 64

@@ -3,7 +3,7 @@
     the prefix tree's unleased leaves, least recently used
     prefetches in flight (`prefetch`)
     the memory of open turns, the youngest first
-    checkpoints of sessions
+    checkpoints of sessions at home and away, one of each in turns; those of the asker last
     idle sessions, the lowest priority first, among equals those expected to stay idle longest, then those
     with a whole copy on the host, then the cheapest to restore, and last those whose turn waits: spilled to
     another tier, whole or as much of the end as the host has room for, or dropped; on the host copies are
@@ -30,6 +30,7 @@ from holdfast.core.in_flight import Plan
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import Account, Kind, OutOfUnits, OverQuota
 from holdfast.core.moves import SPILL_TIERS
+from holdfast.core.points import thin
 from holdfast.core.policy import absence, retraction_victim, spill_order
 from holdfast.core.registry import Registry
 from holdfast.core.session import Life, LifeEvent, Place, PlaceEvent, Session
@@ -38,6 +39,9 @@ from holdfast.core.tiers import sink, start_restore, start_spill
 from holdfast.core.turn import Ending, TurnEvent
 
 OnDisk = Callable[[Session], bool]
+
+SPARE_SHARE = 32
+"""Prefetches and checkpoints leave one unit of so many free."""
 
 
 class Shortage:
@@ -140,7 +144,7 @@ class Pressure:
         if not shortage.over and not _is_listening(asker):
             self._stop_listening(shortage, account)
         if not shortage.over:
-            self._drop_checkpoints(shortage, account)
+            self._drop_checkpoints(shortage, account, asker)
         if not shortage.over:
             self._empty_sessions(shortage, account, asker)
 
@@ -168,25 +172,55 @@ class Pressure:
                 else:
                     take_back(self.registry, session)
 
-    def _drop_checkpoints(self, shortage: Shortage, account: Account) -> None:
-        """Give up checkpoints that are not pinned, session by session; they hold no pages of full layers."""
-        registry = self.registry
+    def _drop_checkpoints(self, shortage: Shortage, account: Account, asker: Session) -> None:
+        """Give up checkpoints that are not pinned, as many as it takes; they hold no pages of full layers."""
         if shortage.pool.component is Component.FULL:
             return
-        for session in [each for each in registry.queues.checkpointed if each.holder.account is account]:
-            if shortage.over:
-                return
-            sequence = session.sequence
-            for point in [point for point in sequence.points if not point.pinned]:
-                if point.holder.kind is Kind.CHECKPOINT:
-                    sequence.drop_point(point)
-            if not sequence.points:
-                del registry.queues.checkpointed[session]
-        for session in registry.queues.running:
+        self._thin(shortage, account, asker)
+        while not shortage.over and asker.holder.account is account and self._drop_checkpoint(asker):
+            pass
+        for session in self.registry.queues.running:
             if shortage.over:
                 return
             if session.holder.account is account:
                 session.sequence.drop_spare_points()
+
+    def _thin(self, shortage: Shortage, account: Account | None, asker: Session | None) -> None:
+        """Let sessions give up a checkpoint each, in turns, until there is enough.
+
+        The next is the one that came to rest, or gave one up, the longest time ago. The asker keeps its own.
+        """
+        checkpointed = self.registry.queues.checkpointed
+        passed = 0
+        while passed < len(checkpointed) and not shortage.over:
+            session = next(iter(checkpointed))
+            del checkpointed[session]
+            gives = account in (None, session.holder.account) and session is not asker
+            dropped = gives and self._drop_checkpoint(session)
+            if session.sequence.points:
+                checkpointed[session] = None
+                passed = 0 if dropped else passed + 1
+
+    def _drop_checkpoint(self, session: Session) -> bool:
+        """Give up the checkpoint of a session that is missed least; False if there is none to be given up."""
+        sequence = session.sequence
+        points = [point for point in sequence.points if point.holder.kind is Kind.CHECKPOINT]
+        index = thin(points, sequence.computed)
+        if index is not None:
+            sequence.drop_point(points[index])
+        return index is not None
+
+    def spare_units(self) -> None:
+        """Let checkpoints give way before a pool is full.
+
+        Rows that leave a checkpoint, seals and prefetches take free units only.
+        """
+        registry = self.registry
+        for component in registry.ledger.layout.components:
+            pool = registry.ledger.pool(component)
+            spare = pool.size // SPARE_SHARE
+            if component is not Component.FULL and len(pool.free) < spare:
+                self._thin(Shortage(registry, OutOfUnits(pool, spare, len(pool.free))), None, None)
 
     def _empty_sessions(
         self, shortage: Shortage, account: Account, asker: Session, spare_pinned: bool = True
@@ -204,6 +238,8 @@ class Pressure:
                 continue  # The next plan completes its memory, or a verb is about to use it.
             takes_along = pool.component in registry.moves.parcel_units(session)
             if takes_along and self.spill(session, asker=asker):
+                if pool.component is not Component.FULL:
+                    session.sequence.drop_points()  # They were pinned, or would have given way before.
                 continue
             # Making room on another tier may have made some here.
             if shortage.lacking > 0 and not (takes_along and self._spill_end(session, shortage)):
@@ -227,12 +263,15 @@ class Pressure:
     def make_room_ahead(self, shortfall: OutOfUnits, session: Session) -> bool:
         """Whether there is room for memory that nobody waits for; if not, some is made for a later plan.
 
-        Prefixes that nobody leases give way, and sessions that are expected later, as in `leave_ahead`.
+        Prefixes that nobody leases give way, checkpoints of other sessions, and sessions that are expected
+        later, as in `leave_ahead`.
         """
         shortage = Shortage(self.registry, shortfall)
         for account in shortage.givers():
             if not shortage.over:
                 self.registry.tree.evict(shortage.pool.component, shortage.missing, account.name)
+            if not shortage.over and shortage.pool.component is not Component.FULL:
+                self._thin(shortage, account, session)
             if not shortage.over:
                 self._leave_for_the_host(shortage, account, session)
         return not shortage.missing
@@ -338,8 +377,8 @@ class Pressure:
         if room < shortage.lacking:
             return False
         reclaim(registry.tree, sequence)
-        while sequence.points:  # They are given up, and what only they read is not to be kept.
-            sequence.drop_point(sequence.points[-1])
+        if sequence.window is not None:
+            sequence.drop_points()  # What only they read is not to be kept.
         staying = (sequence.pages - room) * registry.ledger.layout.page_size
         publish(registry.tree, sequence, staying, rank=1, give_states=False)
         return self._begin_spill(session, Tier.HOST)

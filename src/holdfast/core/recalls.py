@@ -70,4 +70,4 @@ def _uses_memory(session: Session, known: int, forks: bool) -> bool:
     if known >= sequence.computed:
         return forks and sequence.computed > 0
     leased = 0 if sequence.lease is None else sequence.lease.length
-    return known > leased and sequence.ledger.layout.cuts_anywhere
+    return resume_length(sequence, known) > leased

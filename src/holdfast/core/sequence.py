@@ -304,6 +304,11 @@ class Sequence:
         """Give up one resume point."""
         self._drop_point(self.points.index(point))
 
+    def drop_points(self) -> None:
+        """Give up all resume points, the newest first."""
+        while self.points:
+            self._drop_point(len(self.points) - 1)
+
     def drop_spare_points(self) -> None:
         """Give up the points that a running turn has left on its way; it can do without them."""
         mark = self.mark
@@ -465,8 +470,7 @@ class Sequence:
     def drop_memory(self) -> None:
         """Give up all memory, but no token: everything known is to be computed again."""
         assert self.mark is None, "end the turn first"
-        while self.points:
-            self._drop_point(len(self.points) - 1)
+        self.drop_points()
         if self.state is not None:
             self.state.release(self.fence)
             self.state = None

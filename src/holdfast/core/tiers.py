@@ -4,7 +4,8 @@ A spill allocates units on another tier, asks the executor to copy, and frees th
 copy has settled; a restore works the other way round. While a copy is in flight its destination is
 held as TRANSIT and its source stays valid, so either can be cancelled at any moment: the source is kept,
 and the destination retires. Prefixes leased together with others stay leased; tree nodes that only this
-sequence leases become its own before the spill (`sharing.reclaim`).
+sequence leases become its own before the spill (`sharing.reclaim`). Checkpoints do not move: they stay on the
+device, where they are evicted before any session (`pressure`), and are valid again after the restore.
 
 A restore from the host leaves the host's units to the sequence as a copy (`copies`). The next spill to the
 host copies only the missing units, none if the copy is whole.
@@ -108,7 +109,7 @@ def first_pages(sequence: Sequence) -> dict[Component, int]:
 def start_spill(
     sequence: Sequence, tier: Tier, transit: Holder, number: int
 ) -> tuple[Parcel, list[TierMove]]:
-    """Take room for a sequence on another tier, or raise. Its points are given up.
+    """Take room for a sequence on another tier, or raise. Its points stay, and none is pinned any more.
 
     Without room nothing changes but the host's copy, which loses what the sequence leases by now.
     """
@@ -129,8 +130,8 @@ def start_spill(
     taken = _take_all(
         sequence.ledger, tier, {component: count for component, count in new.items() if count}, transit
     )
-    while sequence.points:
-        sequence.drop_point(sequence.points[-1])
+    for point in sequence.points:
+        point.pinned = False
     moves: list[TierMove] = []
     for component, hold in taken.items():
         units, begin = own[component].units, front[component]

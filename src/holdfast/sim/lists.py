@@ -106,6 +106,9 @@ class Lists:
             self._require(
                 session, session in registry.queues.checkpointed, "place among those with checkpoints"
             )
+        pinned = any(point.pinned for point in sequence.points)
+        home = session.place is Place.HOME
+        self._require(session, home or not pinned, "checkpoints: one is pinned, and its session is away")
 
     def _check_names(self) -> None:
         """Lists name open sessions and waiting turns alone."""

@@ -1,4 +1,4 @@
-"""Planted bugs of adoption, where a new process takes over files, and of parcels that sink to their files.
+"""Planted bugs of moves between tiers: adoption by a new process, sinking to a file, checkpoints that stay.
 
 Each function replaces one site by a version that differs in the effect of about one statement, and never
 raises of itself: the audit or the device of a simulation must notice it. See planting.py.
@@ -9,7 +9,9 @@ from __future__ import annotations
 from holdfast.core import tiers
 from holdfast.core.layout import Component, Tier
 from holdfast.core.lease import Lease
-from holdfast.core.ledger import Hold, Holder, Ledger, OutOfUnits
+from holdfast.core.ledger import Hold, Holder, Kind, Ledger, OutOfUnits
+from holdfast.core.points import thin
+from holdfast.core.pressure import Pressure
 from holdfast.core.queues import Queues
 from holdfast.core.scheduler import Scheduler
 from holdfast.core.sequence import Sequence
@@ -127,6 +129,68 @@ def failed_sink_loses_the_parcel(patcher: Patcher) -> None:
     patcher.replace(tiers, "sink", faulty)
 
 
+# --- checkpoints of spilled sessions --------------------------------------------------------------------
+
+
+def spilled_checkpoints_stay_pinned(patcher: Patcher) -> None:
+    """A session that is spilled keeps checkpoints on the device that nothing can evict."""
+    original = Pressure._begin_spill
+
+    def faulty(self: Pressure, session: Session, tier: Tier) -> bool:
+        pinned = [point for point in session.sequence.points if point.pinned]
+        begun = original(self, session, tier)
+        for point in pinned:
+            patcher.reach()
+            point.pinned = True
+        return begun
+
+    patcher.replace(Pressure, "_begin_spill", faulty)
+
+
+def spilled_checkpoints_are_forgotten(patcher: Patcher) -> None:
+    """A session that is spilled forgets its checkpoints instead of giving them up."""
+    original = tiers.finish_spill
+
+    def faulty(sequence: Sequence, parcel: Parcel) -> None:
+        original(sequence, parcel)
+        if sequence.points:
+            patcher.reach()
+            patcher.park(list(sequence.points))
+            sequence.points.clear()
+
+    patcher.replace(tiers, "finish_spill", faulty)
+
+
+def spilled_session_is_not_listed_for_its_checkpoints(patcher: Patcher) -> None:
+    """Memory pressure passes the checkpoints of a spilled session over."""
+    original = Pressure._begin_spill
+
+    def faulty(self: Pressure, session: Session, tier: Tier) -> bool:
+        begun = original(self, session, tier)
+        if begun and self.registry.queues.checkpointed.pop(session, session) is None:
+            patcher.reach()
+        return begun
+
+    patcher.replace(Pressure, "_begin_spill", faulty)
+
+
+def checkpoint_that_is_given_up_keeps_its_slot(patcher: Patcher) -> None:
+    """Memory pressure strikes a checkpoint off the list of its session without freeing its memory."""
+
+    def faulty(_self: Pressure, session: Session) -> bool:
+        sequence = session.sequence
+        points = [point for point in sequence.points if point.holder.kind is Kind.CHECKPOINT]
+        index = thin(points, sequence.computed)
+        if index is None:
+            return False
+        patcher.reach()
+        patcher.park(points[index])
+        sequence.points.remove(points[index])
+        return True
+
+    patcher.replace(Pressure, "_drop_checkpoint", faulty)
+
+
 TIER_MUTANTS = tuple(
     Mutant(name, story, "scheduler", True, plant)
     for name, story, plant in (
@@ -136,5 +200,13 @@ TIER_MUTANTS = tuple(
         ("sunk-parcel-keeps-its-host-memory", "B9", sunk_parcel_keeps_its_host_memory),
         ("sunk-parcel-is-read-from-the-host", "B9", sunk_parcel_is_read_from_the_host),
         ("failed-sink-loses-the-parcel", "B9", failed_sink_loses_the_parcel),
+        ("spilled-checkpoints-stay-pinned", "B9", spilled_checkpoints_stay_pinned),
+        ("spilled-checkpoints-are-forgotten", "B9", spilled_checkpoints_are_forgotten),
+        (
+            "spilled-session-is-not-listed-for-its-checkpoints",
+            "B9",
+            spilled_session_is_not_listed_for_its_checkpoints,
+        ),
+        ("checkpoint-that-is-given-up-keeps-its-slot", "B9", checkpoint_that_is_given_up_keeps_its_slot),
     )
 )

@@ -21,8 +21,8 @@ from holdfast.bench.beside.http import BenchError, ask
 from holdfast.bench.beside.systems import Holdfast, LlamaServer
 from holdfast.bench.models import BenchModel
 from holdfast.client import Client
-from holdfast.engine.start.memory_plan import SLOTS_PER_SESSION
 from holdfast.engine.start.pull import ECHO_MODELS
+from holdfast.engine.start.tuning import CHECKPOINTS
 
 __all__ = ["AUTO", "Beside", "context_of", "measure_beside", "sized"]
 
@@ -31,6 +31,8 @@ TURN_TOKENS = 16
 TOKENS_OF_WORDS, LETTERS_OF_WORDS = 1.25, 7.0
 """Tokens of a word: of common vocabularies, and of the echo models, whose tokens are letters."""
 CONTEXT_STEP = 256
+SLOTS_PER_SESSION = 2 + CHECKPOINTS
+"""Recurrent states of a whole session: two of a running turn, and its checkpoints."""
 AUTO = "auto"
 
 Shown = Callable[[str], AbstractContextManager[Told]]

@@ -235,7 +235,7 @@ def _tune(
         mixed_tokens=stated(options.mixed_tokens)
         or tuning.choose_mixed(on_gpu, step.value, small, not options.fast_start),
         max_running=running,
-        checkpoints=stated(options.checkpoints) or tuning.choose_checkpoints(on_gpu, slots, running.value),
+        checkpoints=stated(options.checkpoints) or tuning.choose_checkpoints(on_gpu),
     )
 
 

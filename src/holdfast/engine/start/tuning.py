@@ -31,7 +31,7 @@ CPU_PAGE_SIZE, GPU_PAGE_SIZE = 16, 64
 CPU_CHUNK_TOKENS = 512
 CPU_STEP_TOKENS, GPU_STEP_TOKENS, STEP_TOKENS_MIN = 1024, 8192, 512
 CPU_RUNNING, GPU_RUNNING, RUNNING_MIN = 64, 256, 8
-CHECKPOINTS = 4
+CHECKPOINTS = 8
 
 STEP_SECONDS = 0.3
 """Longest step of inputs alone: a turn that comes meanwhile waits for its end."""
@@ -196,12 +196,6 @@ def choose_running(gpu: bool, tokens: int | None, window_turns: int | None, slot
     return Choice(max(RUNNING_MIN, fewest), f"{why}, at least {RUNNING_MIN}")
 
 
-def choose_checkpoints(gpu: bool, slots: int | None, max_running: int) -> Choice:
-    """Older turns of a session that keep a checkpoint; memory pressure drops checkpoints first."""
-    if not gpu:
-        return Choice(CHECKPOINTS, ON_A_CPU)
-    if slots is None:
-        return Choice(CHECKPOINTS, "without recurrent states a checkpoint takes little memory")
-    if slots > 2 * max_running:
-        return Choice(CHECKPOINTS, "there are recurrent states beside those of running turns")
-    return Choice(1, "running turns may need all recurrent states")
+def choose_checkpoints(gpu: bool) -> Choice:
+    """Older turns of a session that keep a checkpoint."""
+    return Choice(CHECKPOINTS, "evicted before any session" if gpu else ON_A_CPU)
