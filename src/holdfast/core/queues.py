@@ -17,9 +17,9 @@ class Queues:
     `listening` sessions have an open turn, waiting or running, or one that was committed and waits to be
     listed as running; `unheard` means that a plan may find input of theirs to compute.
     `resting` sessions have memory that may be spilled, `checkpointed` ones have resume points that may be
-    dropped, wherever their memory is. The memory of `tainted` ones cannot be trusted and is dropped as soon as
-    their rows have settled. A verb waits for the memory of `recalled` ones (`recalls`). A turn of `expected`
-    ones is near (`prefetch`); `unfetched` means that a plan may find room for their memory.
+    dropped, wherever their memory is. The memory of `tainted` ones cannot be trusted and is dropped as soon
+    as their rows have settled. A verb waits for the memory of `recalled` ones (`recalls`). A turn of
+    `expected` ones is near (`prefetch`); `unfetched` means that a plan may find room for their memory.
     """
 
     __slots__ = (
