@@ -5,7 +5,7 @@ import pytest
 from holdfast.core.layout import Component, Tier
 from holdfast.core.ledger import OutOfUnits, OverQuota
 from holdfast.core.session import Place
-from tests.core.driver import LAYOUTS, Driver
+from tests.core.driver import LAYOUTS, Driver, prompt
 
 PAGE = 4
 FULL, WINDOW, STATE = Component.FULL, Component.WINDOW, Component.STATE
@@ -122,6 +122,21 @@ def test_a_session_that_comes_to_rest_is_the_last_to_give_up_a_checkpoint() -> N
         talk(driver, name)
     driver.turn("a", 8, 2, 9)
     assert [session.id for session in driver.registry.queues.checkpointed] == ["b", "c", "a"]
+
+
+def test_a_session_whose_turn_runs_is_listed_again_at_its_end() -> None:
+    driver = Driver("hybrid", PAGE, slots=20)
+    for name in "ab":
+        talk(driver, name)
+    turn = driver.submit("a", prompt(8, 9), 5)
+    driver.until(lambda: turn.generated == 2)
+    driver.scheduler.flush()
+    assert not ask(driver, "b", 20, STATE)
+    assert lengths(driver, "a") == [30], "where its turn began"
+    assert driver.session("a") not in driver.registry.queues.checkpointed
+    driver.run()
+    assert lengths(driver, "a") == [30]
+    assert driver.session("a") in driver.registry.queues.checkpointed
 
 
 def test_only_the_tenant_at_its_quota_gives_up_checkpoints() -> None:

@@ -189,6 +189,7 @@ class Pressure:
         """Let sessions give up a checkpoint each, in turns, until there is enough.
 
         The next is the one that came to rest, or gave one up, the longest time ago. The asker keeps its own.
+        Points of a running turn become checkpoints when it ends; until then its session is not listed.
         """
         checkpointed = self.registry.queues.checkpointed
         passed = 0
@@ -197,7 +198,7 @@ class Pressure:
             del checkpointed[session]
             gives = account in (None, session.holder.account) and session is not asker
             dropped = gives and self._drop_checkpoint(session)
-            if session.sequence.points:
+            if any(point.holder.kind is Kind.CHECKPOINT for point in session.sequence.points):
                 checkpointed[session] = None
                 passed = 0 if dropped else passed + 1
 
