@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
-from unittest.mock import Mock
 
 import pytest
 
@@ -22,6 +21,10 @@ from holdfast.server.link.engine_client import EngineClient, EngineObserver, Tur
 from tests.server.in_process import echo_commands
 
 ROUNDS_MAX = 400
+
+
+class Indifferent(EngineObserver):
+    """Hears everything and does nothing."""
 
 
 class House:
@@ -51,7 +54,7 @@ class House:
         self.name = ""
 
     def _client(self) -> EngineClient:
-        client = EngineClient(Mock(spec=EngineObserver))
+        client = EngineClient(Indifferent())
         client.connect(self.sent.append)
         return client
 
