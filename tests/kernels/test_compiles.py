@@ -1,8 +1,8 @@
 """Triton kernels compile for a GPU, which the interpreter does not check; no GPU is needed for it.
 
 A compiled kernel specialises an integer argument of 1 to a constant, which has no methods of a tensor. Each
-process compiles all shapes of one kernel. It is a fork of one that has imported torch and Triton, since that
-takes longer than most kernels.
+process compiles all shapes of one kernel. It is a fork of one that has imported torch, Triton and the
+kernels, and has hashed Triton's libraries for its cache, since that takes longer than most kernels.
 """
 
 import json
@@ -260,6 +260,11 @@ print("compiled")
 
 
 FORKS = """
+import holdfast.kernels.triton
+import holdfast.engine.step.inputs
+from triton.runtime.cache import triton_key
+
+triton_key()
 for line in sys.stdin:
     source, arguments, capability = json.loads(line)
     source_end, sink = os.pipe()
