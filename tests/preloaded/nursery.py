@@ -176,4 +176,6 @@ if __name__ == "__main__":
     if requested["arguments"][:1] == ["serve"]:
         import_module("tests.preloaded.engine").fork_engines()
         import_module("tests.preloaded.text").fork_text_processes()
+    if requested["arguments"][:1] == ["bench"]:
+        import_module("tests.preloaded.benchmarks").fork_children()
     run(requested["module"])
