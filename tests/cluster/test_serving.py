@@ -169,6 +169,33 @@ def test_a_woken_engine_commits_nothing_and_takes_part_again(three: Shared) -> N
     assert "e0" in engine_ids(there, opened).values(), "it takes sessions again"
 
 
+def test_an_engine_that_hangs_is_given_up_when_the_journal_has_not_heard_of_it(apart: Apart) -> None:
+    """Long before its link counts as lost, for which an hour of silence is allowed here."""
+    shared = Shared(apart, engines=2, apis=0)
+    server = apart.api(*shared.engines, arguments=("--link-seconds", "3600"))
+    shared.apis.append(server)
+    names = [server.open(f"s{number}") for number in range(4)]
+    for each in names:
+        server.say(each, "one")
+    name = next(each for each in names if shared.of(each) == 0)
+    os.kill(shared.engines[0].process.pid, signal.SIGSTOP)
+    try:
+        said = until(
+            lambda: (
+                answer
+                if (answer := server.post(f"/v1/sessions/{name}/turns", {"input": "two"})).status_code == 200
+                else None
+            )
+        )
+        assert said.json()["text"] == "two" and server.state(name)["engine"] == "e1"
+        assert states(server) == {"e0": "down", "e1": "up"}
+        assert any("neither this process nor the journal has heard of it" in line for line in server.lines)
+    finally:
+        os.kill(shared.engines[0].process.pid, signal.SIGCONT)
+    apart.connected(server, 2)
+    assert server.state(name)["turns"] == 2
+
+
 def test_a_woken_engine_does_not_answer_with_an_old_state(apart: Apart) -> None:
     """It is asked before the journal has told it that it is dead, by an API process that knows no other."""
     database = shared_cluster()

@@ -1,18 +1,24 @@
 """Several engines as one: where something new goes, who has a session, and what reports add up to."""
 
 import asyncio
+import ssl
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import pytest
 
 from holdfast.engine.options import OptionError
 from holdfast.engine.reports.memory_map import FIRST_NAMED
+from holdfast.server.http.problems import engine_unavailable
 from holdfast.server.link import wire
 from holdfast.server.link.addresses import split_address
 from holdfast.server.link.directory import AskedDirectory
+from holdfast.server.link.engine_client import EngineObserver
 from holdfast.server.link.joined_reports import JoinedPictures, joined_memory, joined_pulse
 from holdfast.server.link.placement import room, roomiest
+from holdfast.server.link.remote_engine import RemoteEngine
+from holdfast.server.link.remote_engines import RemoteEngines
 from holdfast.server.options import EngineProcessOptions, ServerOptions
 
 
@@ -205,3 +211,66 @@ def test_options_of_an_engine_that_cannot_be(fields: dict[str, object], option: 
     with pytest.raises(OptionError) as refused:
         EngineProcessOptions(**fields)  # type: ignore[arg-type]
     assert refused.value.option == option
+
+
+# --- silent engines --------------------------------------------------------------------------------------
+
+
+class Indifferent(EngineObserver):
+    """Hears everything and does nothing."""
+
+
+class Other:
+    """An engine that serves, and answers for the journal."""
+
+    address = name = "e1"
+    up = True
+    welcome = None
+
+    def __init__(self, answer: list[dict[str, object]] | None) -> None:
+        self.client, self._answer = self, answer
+
+    async def call(self, command: wire.Command, number: int) -> wire.Done:
+        assert isinstance(command, wire.Ask) and command.call == number
+        if self._answer is None:
+            raise engine_unavailable()
+        return wire.Done(number, None, self._answer)
+
+
+def life(name: str, lease: float, state: str = "live") -> dict[str, object]:
+    return {"life": 1, "name": name, "life_state": state, "lease_seconds": lease, "owned": 2, "epoch": 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "gone"),
+    [
+        ([life("e0", 9.6), life("e1", 9.9)], False),  # a long step
+        ([life("e0", 7.9), life("e1", 9.9)], True),
+        ([life("e0", -3.0, "dead"), life("e0", 9.8)], False),  # an earlier life
+        ([life("e0", 7.0, "dead"), life("e1", 9.9)], True),
+        ([life("e1", 9.9)], True),  # over, and owning nothing
+        (None, False),
+    ],
+)
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_silent_engine_is_gone_if_the_journal_has_not_heard_of_it(
+    answer: list[dict[str, object]] | None, gone: bool, shared: bool
+) -> None:
+    """Never where the engines share none: silence is all that is known of them."""
+    remotes = RemoteEngines(ssl.create_default_context(), 10.0, lambda _: Indifferent())
+    remotes.use(["127.0.0.1:1"])
+    silent = next(iter(remotes.engines.values()))
+    silent.welcome = wire.Welcome(wire.PROTOCOL, "e0", "x", "m", {}, "journal" if shared else "")
+    remotes._judge(silent, silent.welcome)
+    remotes.engines["e1"] = cast("RemoteEngine", Other(answer))
+    assert asyncio.run(remotes._is_gone(silent)) is (gone and shared)
+
+
+def test_alone_a_silent_engine_is_not_gone() -> None:
+    """Nobody can ask the journal, not even the engine itself."""
+    remotes = RemoteEngines(ssl.create_default_context(), 10.0, lambda _: Indifferent())
+    remotes.use(["127.0.0.1:1"])
+    silent = next(iter(remotes.engines.values()))
+    silent.welcome = wire.Welcome(wire.PROTOCOL, "e0", "x", "m", {}, "journal")
+    remotes._judge(silent, silent.welcome)
+    assert not asyncio.run(remotes._is_gone(silent))

@@ -28,12 +28,6 @@ __all__ = ["ClusterControl"]
 MOVED_MAX = 64
 """Sessions that one rebalancing moves from an engine."""
 
-LIVES_SECONDS = 1.0
-"""How long an engine may take to read the lives in the journal."""
-
-LIVES_TRIES = 3
-"""How many engines are asked for them: one may be cut off from the journal."""
-
 HEARD_SECONDS = 2.5
 """How long a rebalancing waits for the next heartbeats; engines send one a second."""
 
@@ -69,26 +63,13 @@ class ClusterControl:
 
         `fault` is why the journal could not be asked for them, None if it was.
         """
-        known, fault = await self._lives() if self._remotes.shared else ([], None)
+        known, fault = await self._remotes.lives() if self._remotes.shared else ([], None)
         unclaimed = sum(life["owned"] for life in known if life["life_state"] not in ALIVE)
         lives = {life.pop("name"): life for life in known if life["life_state"] in ALIVE}
         rows = [self._row(engine, lives.pop(engine.name, {})) for engine in self._remotes.engines.values()]
         others = [{"engine": name, "state": "unknown", **life} for name, life in lives.items()]
         shared, engines = self._remotes.shared, [*rows, *others]
         return {"shared": shared, "engines": engines, "unclaimed": unclaimed, "fault": fault}
-
-    async def _lives(self) -> tuple[list[dict[str, Any]], str | None]:
-        """The lives that are alive or own sessions; or why they are not known."""
-        fault = "no engine can be reached"
-        for engine in self._remotes.serving[:LIVES_TRIES]:
-            try:
-                async with asyncio.timeout(LIVES_SECONDS):
-                    return (await self._remotes.ask(engine, wire.Ask(0, Question.LIVES))).answer, None
-            except TimeoutError:
-                fault = f"{engine.name} gets no answer from the journal"
-            except Problem as problem:
-                fault = problem.message
-        return [], fault
 
     def _row(self, engine: RemoteEngine, life: dict[str, Any]) -> dict[str, Any]:
         state = "down" if not engine.up else "draining" if engine.draining else "up"

@@ -2,9 +2,11 @@
 
     connect, TLS --> Greeting, Welcome, Ready --> commands and reports --> broken or silent --> wait, connect
 
-Both ends send a heartbeat each second. A link of which nothing was heard for too long is broken: silence is
-counted in time that this process was running, as the supervisor counts it. When a link breaks, every call and
-turn on it fails; the engine ends those turns at its end. Everything here runs on the event loop.
+Both ends send heartbeats. A link of which nothing was heard for too long is broken: silence is counted in
+time that this process was running, as the supervisor counts it. An engine in a long step is silent too, but
+goes on renewing its life in the journal: where another engine can ask a journal that they share, a silent one
+that does not is given up early. When a link breaks, every call and turn on it fails; the engine ends those
+turns at its end. Everything here runs on the event loop.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -31,6 +33,9 @@ log = logging.getLogger("holdfast.server")
 
 CONNECT_SECONDS = 10.0
 RECONNECT_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+BEAT_SECONDS = 0.5
+SUSPECT_SECONDS = 2.0
+"""Silence after which the journal is asked for the engine's life, which is renewed every half second."""
 UNSENT_MAX = 64 << 20
 """Bytes that wait for an engine; commands that begin something are refused beyond."""
 
@@ -81,8 +86,12 @@ class RemoteEngine:
         link_seconds: float,
         greeting: Callable[[str], wire.Greeting],
         judge: Callable[[RemoteEngine, wire.Welcome], str | None],
+        is_gone: Callable[[RemoteEngine], Awaitable[bool]],
     ) -> None:
-        """`judge` says why an engine that welcomes this process is not wanted; None if it is."""
+        """`judge` says why an engine that welcomes this process is not wanted; None if it is.
+
+        `is_gone` says whether the journal, as far as it can be asked, has not heard of the engine either.
+        """
         self.address = address
         self.client = client
         self.welcome: wire.Welcome | None = None
@@ -97,7 +106,8 @@ class RemoteEngine:
         self._link_seconds = link_seconds
         self._greeting = greeting
         self._judge = judge
-        self._tick = min(1.0, link_seconds / 4)
+        self._is_gone = is_gone
+        self._tick = min(BEAT_SECONDS, link_seconds / 4)
         self._silence = LivedTime(self._tick)
         self._complained = ""
 
@@ -206,9 +216,11 @@ class RemoteEngine:
         while True:
             await asyncio.sleep(self._tick)
             channel.send(wire.encode(wire.Beat()))
-            if self._silence.tick() > self._link_seconds:
-                channel.break_off(f"nothing was heard of it for {self._silence.seconds:.1f} s")
-                return
+            silent = self._silence.tick()
+            if silent > self._link_seconds:
+                channel.break_off(f"nothing was heard of it for {silent:.1f} s")
+            elif silent > SUSPECT_SECONDS and await self._is_gone(self):
+                channel.break_off(f"neither this process nor the journal has heard of it for {silent:.1f} s")
 
     def _complain(self, why: str) -> None:
         """Log why there is no link, once for each reason in a row."""

@@ -17,11 +17,20 @@ from typing import Any
 
 import msgspec
 
+from holdfast.cluster.lives import ALIVE, LEASE_SECONDS
+from holdfast.server.http.problems import Problem
 from holdfast.server.link import wire
 from holdfast.server.link.engine_client import EngineClient, EngineObserver
-from holdfast.server.link.remote_engine import RemoteEngine, turn_lost
+from holdfast.server.link.remote_engine import SUSPECT_SECONDS, RemoteEngine, turn_lost
+from holdfast.server.link.wire import Question
 
 __all__ = ["RemoteEngines"]
+
+LIVES_SECONDS = 1.0
+"""How long an engine may take to read the lives in the journal."""
+
+LIVES_TRIES = 3
+"""How many engines are asked for them: one may be cut off from the journal."""
 
 
 class RemoteEngines:
@@ -86,6 +95,7 @@ class RemoteEngines:
             self._link_seconds,
             self._greeting,
             self._judge,
+            self._is_gone,
         )
 
     async def wait_ready(self) -> None:
@@ -133,6 +143,29 @@ class RemoteEngines:
         """Send a command to one engine, and wait for its answer."""
         number = self.number()
         return await engine.client.call(msgspec.structs.replace(question, call=number), number)
+
+    async def lives(self, besides: RemoteEngine | None = None) -> tuple[list[dict[str, Any]], str | None]:
+        """The lives that are alive or own sessions, or why they are not known: an engine asks the journal."""
+        fault = "no engine can be reached"
+        for engine in [each for each in self.serving if each is not besides][:LIVES_TRIES]:
+            try:
+                async with asyncio.timeout(LIVES_SECONDS):
+                    return (await self.ask(engine, wire.Ask(0, Question.LIVES))).answer, None
+            except TimeoutError:
+                fault = f"{engine.name} gets no answer from the journal"
+            except Problem as problem:
+                fault = problem.message
+        return [], fault
+
+    async def _is_gone(self, suspect: RemoteEngine) -> bool:
+        """Whether the journal has not heard of an engine either; False where it cannot be asked."""
+        if not self.shared:
+            return False
+        found, fault = await self.lives(suspect)
+        if fault is not None:
+            return False
+        mine = [life for life in found if life["name"] == suspect.name and life["life_state"] in ALIVE]
+        return all(life["lease_seconds"] < LEASE_SECONDS - SUSPECT_SECONDS for life in mine)
 
     # --- what is known of them --------------------------------------------------------------------
 
