@@ -156,8 +156,8 @@ def test_only_the_tenant_at_its_quota_gives_up_checkpoints() -> None:
 @pytest.mark.parametrize("component", [WINDOW, STATE])
 def test_a_session_that_leaves_for_lack_of_slots_or_windows_takes_none_of_them(component: Component) -> None:
     driver = Driver("full+window+state", PAGE, pages=40, slots=6, host=100, durable_turns=True)
-    talk(driver, "a", 2)
-    assert [point.pinned for point in driver.session("a").sequence.points] == [True]
+    talk(driver, "a")
+    assert [point.pinned for point in driver.session("a").sequence.points][-1], "the turn is not durable yet"
     driver.open("b")
     pool = driver.ledger.pool(component)
     ask(driver, "b", pool.size, component)
