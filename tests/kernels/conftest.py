@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from holdfast.kernels.cpu import attention, library, matrix, packing, sampling
+from holdfast.kernels.cpu import attention, experts, library, matrix, packing, sampling
 from tests.kernels.interpreter import INTERPRETED
 
 FLAGS = {
@@ -31,7 +31,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     loaded = library.library() if name == "native" else library.load(library.compiled(FLAGS[name]))
     assert loaded is not None
     loaded.hf_threads(2)
-    for module in (matrix, packing, attention, sampling):
+    for module in (matrix, packing, attention, sampling, experts):
         monkeypatch.setattr(module, "library", lambda: loaded)
     return loaded
 

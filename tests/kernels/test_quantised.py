@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from holdfast.kernels.cpu.experts import experts_packed
+from holdfast.kernels.cpu.experts import PackedExperts
 from holdfast.kernels.cpu.matrix import available
 from holdfast.kernels.quantised import Codes, QuantisedWeight, joined, stacked
 from holdfast.kernels.torch.activation import ExpertForm, activate
@@ -182,7 +182,7 @@ def test_experts_by_c_kernels() -> None:
     ids = torch.tensor([[0, 1], [1, 0], [1, 0], [0, 1], [0, 1], [1, 0]])
     shares = torch.rand(6, 2, generator=generator)
     bias = torch.randn(2, 64, generator=generator)
-    found = experts_packed(x, ids, shares, *matrices, ExpertForm(bias13=bias, bias2=bias))
+    found = PackedExperts(*matrices, ExpertForm(bias13=bias, bias2=bias))(x, ids, shares)
     stacks = stacked(up), stacked(down)
     assert stacks[0] is not None and stacks[1] is not None
     torch_ops = import_module("holdfast.kernels.torch")

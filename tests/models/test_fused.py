@@ -30,6 +30,7 @@ def quantised_model(path: Path, kind: Kind, tied: bool = True) -> tuple[Model, L
 
 
 K_QUANTS = (Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL, Kind.IQ4_XS)
+NUMBER_TYPES = {Kind.BF16: torch.bfloat16, Kind.F16: torch.float16, Kind.F32: torch.float32}
 Q4_K_M = {"v_proj": Kind.Q6_K, "down_proj": Kind.Q6_K, "embed_tokens": Kind.Q6_K, "up_proj": Kind.Q5_K}
 """A mixture such as llama.cpp writes: more bits for some matrices, within joined ones too."""
 
@@ -93,25 +94,27 @@ def test_the_fused_pass_is_that_of_the_blocks(tmp_path: Path, page_size: int) ->
     assert results[0].isfinite().all()
 
 
-def test_a_model_of_32_bit_weights_is_not_fused(tmp_path: Path) -> None:
-    model, _ = quantised_model(tmp_path / "model.gguf", Kind.F32)
-    assert model._fused is None
-
-
-@pytest.mark.parametrize(("kind", "tied"), [(Kind.BF16, True), (Kind.F16, False)], ids=["BF16", "F16-untied"])
-def test_weights_of_16_bits_are_multiplied_as_they_are(tmp_path: Path, kind: Kind, tied: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "tied"),
+    [(Kind.BF16, True), (Kind.F16, False), (Kind.F32, True), (Kind.F32, False)],
+    ids=["BF16", "F16-untied", "F32", "F32-untied"],
+)
+def test_weights_that_are_not_quantised_are_multiplied_as_they_are(
+    tmp_path: Path, kind: Kind, tied: bool
+) -> None:
     """Results are those of float32 but for the order of additions, and the same in every batch."""
     model, reference = quantised_model(tmp_path / "model.gguf", kind, tied)
     assert model._fused is not None
     assert isinstance(model._head, PackedLinear)
-    assert model._head.bytes == 2 * SIZES["vocab_size"] * SIZES["hidden_size"]
+    assert model._head.bytes == NUMBER_TYPES[kind].itemsize * SIZES["vocab_size"] * SIZES["hidden_size"]
     layer = model._fused._pass._keep[0][0]
     assert {part.form.name for each in (layer.qkv, layer.output, layer.down) for part in each.parts} == {
         kind.name
     }
     embedding = model._embedding
     assert isinstance(embedding, Embedding)
-    assert isinstance(embedding._table, PackedMatrix) if tied else embedding._table.dtype is torch.float16
+    assert isinstance(embedding._table, PackedMatrix) or embedding._table.dtype is NUMBER_TYPES[kind]
+    assert isinstance(embedding._table, PackedMatrix) is tied
     tokens = tokens_of(50)
     with torch.inference_mode():
         expected = reference(torch.tensor([tokens])).logits[0]
@@ -160,11 +163,12 @@ def test_experts_of_16_bits_are_packed(tmp_path: Path) -> None:
     assert spread(PagedRunner(model, 16).run([(Sequence(), tokens)])[0], expected) <= 2e-6
 
 
-def test_weights_of_16_bits_are_widened_where_no_kernel_multiplies_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", [Kind.BF16, Kind.F32], ids=lambda kind: kind.name)
+def test_weights_are_those_of_torch_where_no_kernel_multiplies_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
 ) -> None:
     monkeypatch.setattr("holdfast.models.weights.widens", lambda: False)
-    model, reference = quantised_model(tmp_path / "model.gguf", Kind.BF16)
+    model, reference = quantised_model(tmp_path / "model.gguf", kind)
     assert model._fused is None and isinstance(model._head, DenseLinear)
     tokens = tokens_of(20)
     with torch.inference_mode():

@@ -53,6 +53,7 @@ from holdfast.kernels.quantised import QuantisedWeight
 from holdfast.kernels.scaled import KvCache, ScaledCache
 from holdfast.kernels.settings import KernelSettings
 from holdfast.kernels.torch.activation import PLAIN_EXPERTS, Activation, Clamp, ExpertForm
+from holdfast.kernels.torch.router import choose
 
 __all__ = [
     "PIECE_FIELDS",
@@ -84,6 +85,7 @@ __all__ = [
     "carry",
     "causal_conv",
     "change_tables",
+    "choose_experts",
     "configure",
     "copy_units",
     "experts",
@@ -380,6 +382,13 @@ def route(
     """
     ids, shares = implementation(x).route(x, weight, bias, form)
     return ids, shares
+
+
+def choose_experts(
+    logits: torch.Tensor, bias: torch.Tensor | None, form: RouterForm
+) -> tuple[Tensor, Tensor]:
+    """`route` where the caller has the logits [T, experts] in float32."""
+    return choose(logits, bias, form)
 
 
 def experts(

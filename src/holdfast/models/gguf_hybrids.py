@@ -211,20 +211,25 @@ def _granite_layers(metadata: Fields, kind: str) -> tuple[list[str], int]:
 
 
 def _granite_joined(file: GgufFile, fields: Fields, layer: str) -> Tensors:
-    """Gate and up projections are one matrix in checkpoints; so are those of all experts."""
+    """Gate and up projections are one matrix in checkpoints; experts are read one by one."""
     at, blk = f"model.layers.{layer}.", f"blk.{layer}."
-    ending = "_shexp" if fields.integer("num_local_experts", 0, least=0) else ""
+    count = fields.integer("num_local_experts", 0, least=0)
+    ending = "_shexp" if count else ""
     wanted = {
         f"{at}shared_mlp.input_linear.weight": (f"ffn_gate{ending}", f"ffn_up{ending}"),
         f"{at}shared_mlp.output_linear.weight": (f"ffn_down{ending}",),
-        f"{at}block_sparse_moe.input_linear.weight": ("ffn_gate_exps", "ffn_up_exps"),
-        f"{at}block_sparse_moe.output_linear.weight": ("ffn_down_exps",),
         f"{at}block_sparse_moe.router.layer.weight": ("ffn_gate_inp",),
     }
     named = {ours: tuple(f"{blk}{part}.weight" for part in parts) for ours, parts in wanted.items()}
-    return {
+    tensors = {
         ours: Stored(parts) for ours, parts in named.items() if all(part in file.tensors for part in parts)
     }
+    for part in ("gate", "up", "down"):
+        name = f"{blk}ffn_{part}_exps.weight"
+        entry = file.tensors.get(name)
+        if entry is not None:
+            tensors |= split_experts(name, entry, count, f"{at}block_sparse_moe.experts", f"{part}_proj")
+    return tensors
 
 
 # --- Qwen3-Next -----------------------------------------------------------------------------------

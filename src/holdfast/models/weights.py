@@ -57,8 +57,8 @@ from holdfast.models.sources import Source
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in total) while weights load."""
 
-_HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
-"""Types of 16 bits by their names in files."""
+_NUMBERS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+"""Types that are not quantised by their names in files."""
 
 _ELEMENTS_A_BYTE = 4
 """Upper bound on elements per byte of any weight format."""
@@ -158,6 +158,18 @@ class WeightReader:
             self._codes.append(f"{name} is {str(tensor.dtype).removeprefix('torch.')}")
         return tensor.to(device=self.placement.device, dtype=dtype or self.placement.dtype)
 
+    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """One tensor in the file's type; zeros, and recorded, where it cannot be read with that shape."""
+        return self._raw(name, shape)
+
+    def matrix(
+        self, name: str, shape: tuple[int, int], dtype: torch.dtype | None = None
+    ) -> Tensor | PackedMatrix:
+        """A small projection's weight: packed as stored where the C kernels multiply it, else as `tensor`."""
+        if self.keeps_numbers([name], shape[1]):
+            return pack_matrix([self.stored(name, shape)])
+        return self.tensor(name, shape, dtype)
+
     def norm(self, name: str, size: int, offset: float = 0.0) -> Tensor:
         """A norm's weight in float32, plus the family's offset."""
         return self.tensor(f"{name}.weight", (size,), torch.float32) + offset
@@ -197,7 +209,7 @@ class WeightReader:
         if any(form is not None for form in forms):
             return self._linear_of_codes(names, forms, inputs, outputs, offset, order, gated=gated)
         quantised = self._quantised_linear(weights, inputs, outputs, offset, order)
-        if quantised is None and self._keeps_halves(weights, inputs):
+        if quantised is None and self.keeps_numbers(weights, inputs):
             quantised = self._packed_linear(weights, inputs, outputs, offset, order)
         if quantised is None and order is None:
             quantised = self._fp8_linear(weights, inputs, outputs, offset)
@@ -214,7 +226,7 @@ class WeightReader:
         if not self.placement.keeps_codes:
             return None
         every = [f"{name}.weight" for names in modules for name in names]
-        if self._keeps_halves(every, inputs) or (self._keeps_quantised(every) and packed_kernels(inputs)):
+        if self.keeps_numbers(every, inputs) or (self._keeps_quantised(every) and packed_kernels(inputs)):
             return self._packed_experts(modules, inputs, outputs)
         parts: list[QuantisedWeight] = []
         for names in modules:
@@ -269,13 +281,13 @@ class WeightReader:
         """The token embedding, and the output head where its weights are tied."""
         placement = self.placement
         weight = f"{name}.weight"
-        quantised, halves = self._keeps_quantised([weight]), self._keeps_halves([weight], width)
-        if (quantised and packed_kernels(width)) or (halves and tied):
+        quantised, plain = self._keeps_quantised([weight]), self.keeps_numbers([weight], width)
+        if (quantised and packed_kernels(width)) or (plain and tied):
             parts = self._as_stored([weight], width, [vocabulary])
             if parts is not None:
                 packed = PackedLinear(pack_matrix(parts))
                 return Embedding(packed.matrix, None, placement.dtype, multiplier), packed if tied else None
-        own = _HALVES[self._source.dtype(weight)] if halves and self._source is not None else None
+        own = _NUMBERS[self._source.dtype(weight)] if plain and self._source is not None else None
         table = self.tensor(weight, (vocabulary, width), own)
         if not tied:
             return Embedding(table, None, placement.dtype, multiplier), None
@@ -449,23 +461,17 @@ class WeightReader:
             return False
         return all(name in self._names and self._source.quantised(name) for name in names)
 
-    def _keeps_halves(self, names: Sequence[str], inputs: int) -> bool:
-        """Whether the C kernels multiply matrices as stored, of which some are not quantised.
-
-        Those in 32 bits are left to torch unless they are joined with others.
-        """
+    def keeps_numbers(self, names: Sequence[str], inputs: int) -> bool:
+        """Whether the C kernels multiply matrices as stored, of which some are not quantised."""
         source = self._source
         if not self.placement.quantised or source is None or not widens():
             return False
         if not all(name in self._names for name in names):
             return False
         plain = [name for name in names if not source.quantised(name)]
-        types = {source.dtype(name) for name in plain}
-        if not plain or not types <= {*_HALVES, "F32"}:
+        if not plain or any(source.dtype(name) not in _NUMBERS for name in plain):
             return False
-        if len(plain) < len(names):
-            return packed_kernels(inputs)
-        return not types.isdisjoint(_HALVES)
+        return len(plain) == len(names) or packed_kernels(inputs)
 
     def _quantised_linear(
         self,

@@ -175,6 +175,7 @@ def load(path: Path) -> ctypes.CDLL:
         ("hf_rows", whole, (pointer, pointer, whole, real, pointer)),
         ("hf_widens", whole, ()),
         ("hf_linear", whole, (pointer, pointer, long, whole, pointer, long)),
+        ("hf_experts", whole, (pointer, pointer, long, whole, pointer, pointer, whole, pointer)),
         ("hf_argmax", None, (pointer, long, whole, whole, pointer, pointer)),
         ("hf_sample", whole, (pointer, long, whole, whole, pointer, pointer, pointer)),
         ("hf_attend", None, (pointer, pointer, pointer, long, pointer, long)),

@@ -64,6 +64,28 @@ class UnpackedStructure(ctypes.Structure):
     )
 
 
+class ExpertActivation(IntEnum):
+    """What is between the two products of an expert, by its number in C."""
+
+    SWIGLU = 0
+    GEGLU = 1
+    SWIGLU_CLAMPED = 2
+    RELU_SQUARED = 3
+
+
+class ExpertsStructure(ctypes.Structure):
+    """The two matrices of each expert."""
+
+    _fields_ = (
+        ("inner", _POINTER),
+        ("outer", _POINTER),
+        ("count", _WHOLE),
+        ("activation", _WHOLE),
+        ("alpha", _REAL),
+        ("limit", _REAL),
+    )
+
+
 class LayerStructure(ctypes.Structure):
     """One decoder layer."""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch import Tensor
+
 from holdfast.models.blocks import Block, Builder
 from holdfast.models.config import (
     AttentionConfig,
@@ -20,7 +22,7 @@ from holdfast.models.config import (
 from holdfast.models.experts import Experts, GatedPart, read_experts, read_router
 from holdfast.models.fields import ConfigurationError, Fields
 from holdfast.models.layers import Part, Together
-from holdfast.models.linear import DenseLinear
+from holdfast.models.linear import DenseLinear, PackedLinear
 
 
 def head_dim(fields: Fields) -> int:
@@ -116,6 +118,6 @@ def feed_forward(builder: Builder, prefix: str, config: MlpConfig | ExpertsConfi
         return routed
     shared: Part = builder.mlp(f"{prefix}shared_expert.", config.shared)
     if config.shared_gate:
-        gate = reader.tensor(f"{prefix}shared_expert_gate.weight", (1, width))
-        shared = GatedPart(shared, DenseLinear(gate))
+        gate = reader.matrix(f"{prefix}shared_expert_gate.weight", (1, width))
+        shared = GatedPart(shared, DenseLinear(gate) if isinstance(gate, Tensor) else PackedLinear(gate))
     return Together(routed, shared)

@@ -9,7 +9,7 @@ import torch
 from holdfast.kernels import Clamp
 from holdfast.models.blocks import Block, Builder, Family
 from holdfast.models.config import AttentionConfig, ExpertsConfig, LayerConfig, ModelConfig, base_config
-from holdfast.models.experts import Experts, ExpertWeights, read_experts, read_router
+from holdfast.models.experts import Experts, ExpertWeights, Stack, read_experts, read_router, read_stacks
 from holdfast.models.families import decoder
 from holdfast.models.fields import Fields
 from holdfast.models.sharding import Sharding
@@ -40,7 +40,7 @@ def configure(fields: Fields, architecture: str) -> ModelConfig:
 
 
 def _experts(builder: Builder, prefix: str, config: ExpertsConfig) -> Experts:
-    """Gate and up are interleaved; dense weights are stored as [experts, in, out]. Converted here."""
+    """Gate and up are interleaved; dense weights are stored as [experts, in, out]."""
     if builder.team is not None:
         config = _local_experts(builder.team.sharding, f"{prefix}experts.", config)
     reader, width, count, inner = builder.reader, builder.config.width, config.experts, config.width
@@ -52,12 +52,17 @@ def _experts(builder: Builder, prefix: str, config: ExpertsConfig) -> Experts:
     gate_up = reader.stacked_experts(f"{prefix}experts.gate_up_proj", count, 2 * inner, width, halves)
     down = reader.stacked_experts(f"{prefix}experts.down_proj", count, width, inner)
     if gate_up is None or down is None:
-        dense = reader.tensor(f"{prefix}experts.gate_up_proj", (count, width, 2 * inner))
-        gate_up = dense.transpose(1, 2)[:, halves].contiguous()
-        down = reader.tensor(f"{prefix}experts.down_proj", (count, inner, width)).transpose(1, 2).contiguous()
+        weights = read_stacks(
+            reader,
+            count,
+            Stack(f"{prefix}experts.gate_up_proj", 2 * inner, width, swapped=True, order=halves),
+            Stack(f"{prefix}experts.down_proj", width, inner, swapped=True),
+        )
+    else:
+        weights = ExpertWeights(gate_up, down)
     outer_bias = reader.tensor(f"{prefix}experts.down_proj_bias", (count, width))
-    weights = ExpertWeights(
-        gate_up, down, bias[:, halves].contiguous(), outer_bias if builder.leads else None
+    weights = weights._replace(
+        inner_bias=bias[:, halves].contiguous(), outer_bias=outer_bias if builder.leads else None
     )
     return Experts(config, router, weights, reader.placement.dtype)
 

@@ -23,11 +23,12 @@ from holdfast.models.config import (
     rope_from,
 )
 from holdfast.models.cuts import beside
-from holdfast.models.experts import Experts, ExpertWeights, read_router
+from holdfast.models.experts import Experts, ExpertWeights, Stack, read_experts, read_router, read_stacks
 from holdfast.models.families import bamba, decoder
 from holdfast.models.fields import ConfigurationError, Fields
 from holdfast.models.layers import Mlp, Part, Together
 from holdfast.models.sharding import Sharding
+from holdfast.models.weights import WeightReader
 
 _RECURRENT = frozenset(("linear_attention", "mamba"))
 
@@ -87,8 +88,9 @@ def _local_mlp(sharding: Sharding, prefix: str, config: MlpConfig) -> MlpConfig:
 
 
 def _local_experts(sharding: Sharding, prefix: str, config: ExpertsConfig) -> ExpertsConfig:
-    """This rank's part of experts whose weights are stacked, gate rows first."""
+    """This rank's part of experts: stacked, gate rows first, or one by one."""
     inner = sharding.inner(config.width)
+    sharding.experts(f"{prefix}experts.", config)
     sharding.cuts.tensor(f"{prefix}input_linear.weight", None, beside(inner, inner), None)
     sharding.cuts.tensor(f"{prefix}output_linear.weight", None, None, inner)
     return sharding.local_experts(config)
@@ -110,11 +112,19 @@ def _feed_forward(builder: Builder, at: str, config: MlpConfig | ExpertsConfig) 
     prefix = f"{at}block_sparse_moe."
     if builder.team is not None:
         config = _local_experts(builder.team.sharding, prefix, config)
-    inner = reader.tensor(f"{prefix}input_linear.weight", (config.experts, 2 * config.width, width))
-    outer = reader.tensor(f"{prefix}output_linear.weight", (config.experts, width, config.width))
     router = read_router(config, reader, f"{prefix}router.layer", width, None)
-    routed = Experts(config, router, ExpertWeights(inner, outer), reader.placement.dtype)
-    return Together(routed, dense)
+    weights = _expert_weights(reader, prefix, config, width)
+    return Together(Experts(config, router, weights, reader.placement.dtype), dense)
+
+
+def _expert_weights(reader: WeightReader, prefix: str, config: ExpertsConfig, width: int) -> ExpertWeights:
+    """Stacked, gate rows first, or as in GGUF files one by one."""
+    if reader.has(f"{prefix}experts.0.down_proj.weight"):
+        return read_experts(config, reader, f"{prefix}experts.", width)
+    inner = Stack(f"{prefix}input_linear.weight", 2 * config.width, width)
+    return read_stacks(
+        reader, config.experts, inner, Stack(f"{prefix}output_linear.weight", width, config.width)
+    )
 
 
 def blocks(builder: Builder) -> Iterator[Block]:

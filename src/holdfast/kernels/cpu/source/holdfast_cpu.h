@@ -84,6 +84,17 @@ typedef struct {
     int32_t heads, kv_heads, head_dim, window;
 } Attention;
 
+/* What is between the two products of an expert (experts.c). `cpu/structures.py` has the same list. */
+typedef enum { GATED_SILU, GATED_GELU, GATED_CLAMPED, RELU_SQUARED } Activation;
+
+/* The two matrices of each expert, of one shape each; gate rows of `inner` come first. `alpha` and `limit` are those of
+ * GATED_CLAMPED. */
+typedef struct {
+    const Matrix *inner, *outer;
+    int32_t count, activation;
+    float alpha, limit;
+} Experts;
+
 /* How each row's token is chosen; a temperature of 0 takes the most likely one. */
 typedef struct {
     const float *temperature;
@@ -152,6 +163,10 @@ void hf_attend(const Attention *rules, const Pages *pages, const float *query, i
 void hf_argmax(const float *values, int64_t stride, int rows, int columns, float *peaks, int64_t *places);
 int hf_sample(const float *values, int64_t stride, int rows, int columns, const Choice *choice,
               const Masks *masks, int64_t *tokens);
+
+/* --- experts.c --- */
+int hf_experts(const Experts *experts, const float *x, int64_t x_stride, int tokens, const int64_t *ids,
+               const float *shares, int picks, float *out);
 
 /* --- decoder.c --- */
 int hf_decode(const Decoder *decoder, const Pages *pages, float *x, float *hidden);
