@@ -6,16 +6,19 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from holdfast.bench.constrained import Rates
 from holdfast.bench.cpu import __main__ as cpu
-from holdfast.bench.cpu import constrained, formats, host_step, kv_quality
+from holdfast.bench.cpu import constrained, experts, formats, host_step, kv_quality, write_gguf
 from holdfast.bench.loops import open_model
 from holdfast.bench.server import attacks, commits, engine_turns, neighbours
 from holdfast.bench.small_models import saved_small_model
 from holdfast.bench.timing import in_turn
 from holdfast.engine.durable.stores import read_sessions
 from holdfast.kernels.cpu.matrix import available
+from holdfast.models.checkpoint import load_model, open_checkpoint
+from holdfast.models.weights import Placement
 from tests.databases import STORES, new_place
 
 SCRIPTS = (
@@ -24,6 +27,7 @@ SCRIPTS = (
     "cpu.constrained",
     "cpu.drafting",
     "cpu.engine",
+    "cpu.experts",
     "cpu.formats",
     "cpu.halves",
     "cpu.heads",
@@ -31,6 +35,7 @@ SCRIPTS = (
     "cpu.kv_quality",
     "cpu.speculation",
     "cpu.storm",
+    "cpu.write_gguf",
     "gpu.__main__",
     "gpu.kernels",
     "gpu.write_shape",
@@ -84,6 +89,30 @@ def test_the_quality_of_memory_is_measured() -> None:
 def test_the_host_is_measured_without_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_step, "STEPS", 16)
     assert host_step.host_time(2) > 0
+
+
+@pytest.mark.parametrize("dtype", write_gguf.KINDS)
+def test_a_gguf_file_of_random_weights_is_a_model(tmp_path: Path, dtype: str) -> None:
+    path, shape = tmp_path / "model.gguf", formats.Shape(64, 96, heads=4, kv_heads=2, head_dim=16, layers=2)
+    write_gguf.write(path, shape, dtype)
+    checkpoint = open_checkpoint(path)
+    source = checkpoint.gguf_source
+    assert source is not None and len(source.names()) == 2 + 2 * 9
+    kinds = {source.dtype(name) for name in source.names() if len(source.shape(name)) == 2}
+    assert kinds == {write_gguf.KINDS[dtype][1].name}
+    model = load_model(checkpoint, Placement(torch.device("cpu"), torch.float32))
+    embedding = model._embedding(torch.arange(4096))
+    assert embedding.shape == (4096, 64) and 0.11 < float(embedding.std()) < 0.14
+
+
+def test_a_mixture_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    if not available():
+        pytest.skip("this machine has no C kernels")
+    sizes = ["--experts", "3", "--picks", "2", "--width", "32", "--inner", "48", "--tokens", "1", "3"]
+    monkeypatch.setattr("sys.argv", ["experts", *sizes, "--rounds", "1"])
+    experts.main()
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in (experts.TORCH, *experts.DTYPES))
 
 
 def test_rounds_start_with_another_item_each_time() -> None:

@@ -1,4 +1,4 @@
-"""A model whose weights have 16 bits on a CPU: the C kernels beside float32 weights in torch.
+"""A model whose weights are not quantised on a CPU: the C kernels beside float32 weights in torch.
 
     python -m holdfast.bench.cpu.halves [--dtype bfloat16] [--rows 1 4 16] [--prompt 512] [--rounds 8]
 
@@ -30,6 +30,8 @@ from holdfast.engine.sampling import Sampling
 VOCABULARY = 32_000
 DECODED = 16
 CONTEXT = 64
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 KINDS = {"float32 in torch": "float32", "as stored, in C": "auto"}
 """The option `--dtype` by what it does with the weights."""
@@ -127,7 +129,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="llama-1024")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=8)
@@ -137,7 +139,7 @@ def main() -> None:
     options = {"kv_tokens": 4096, "step_tokens": max(1024, chosen.prompt), "leave_history": False}
     with tempfile.TemporaryDirectory(prefix="halves-") as folder:
         path = write_model(Path(folder), configuration(shape))
-        write_weights(path, shape, {"bfloat16": torch.bfloat16, "float16": torch.float16}[chosen.dtype])
+        write_weights(path, shape, DTYPES[chosen.dtype])
         engines = {name: Engine(str(path), dtype=dtype, **options) for name, dtype in KINDS.items()}
         found = measure(engines, chosen.rows, chosen.prompt, chosen.rounds)
     headings = [*(f"{count} rows, tokens/s" for count in chosen.rows), f"prompt of {chosen.prompt}, tokens/s"]
