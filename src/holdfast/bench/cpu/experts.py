@@ -41,7 +41,7 @@ def products(experts: int, width: int, inner: int) -> tuple[dict[str, Product], 
     sizes = {TORCH: first.nbytes + second.nbytes}
     for name, dtype in DTYPES.items():
         sides = [[pack_matrix([weight.to(dtype)]) for weight in side] for side in (first, second)]
-        found[name] = PackedExperts(*sides)
+        found[name] = PackedExperts(sides[0], sides[1])
         sizes[name] = sum(matrix.bytes for side in sides for matrix in side)
     return found, sizes
 
