@@ -33,6 +33,7 @@ SCRIPTS = (
     "cpu.heads",
     "cpu.host_step",
     "cpu.kv_quality",
+    "cpu.processor",
     "cpu.speculation",
     "cpu.storm",
     "cpu.write_gguf",

@@ -156,10 +156,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def build(case: str) -> PreTrainedModel:
+def build(case: str, **more: object) -> PreTrainedModel:
     _, name, changes = CASES[case]
     torch.manual_seed(2)
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **changes})
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **changes, **more})
     model: PreTrainedModel = getattr(transformers, f"{name}ForCausalLM")(config).eval().float()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,5 +1,6 @@
 """Quantised checkpoints on two ranks against one: cut between groups, or rejected by name."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from holdfast.models.checkpoint import choose_placement, load_model, open_checkp
 from holdfast.models.fields import ConfigurationError
 from holdfast.models.ranks import Group
 from holdfast.models.weights import Placement
+from tests.models import test_gguf_hybrids as hybrids
 from tests.models.gguf_files import write_gguf
 from tests.models.paged import generate
 from tests.models.published import FORMS, publish, publish_gpt_oss
+from tests.models.reference import VARIANTS
 from tests.models.small_published import SIZES, prompt
 from tests.ranks.together import Alone, run_ranks
 
@@ -25,7 +28,16 @@ TOLERANCE = 1e-4
 ORDERED = ("w4a16-act-order", "gptq-act-order")
 DENSE = tuple(form for form in FORMS if form not in ORDERED)
 EXPERTS = ("w4a16-zeros", "nvfp4", "fp8-channel")
-NAMES = (*DENSE, *(f"{form} experts" for form in EXPERTS), "gpt-oss", "Q4_0", "Q8_0", "BF16")
+STACKED = ("gpt-oss", "granite-hybrid")
+"""Models that have the experts of a layer in one tensor."""
+NAMES = (
+    *DENSE,
+    *(f"{form} experts" for form in EXPERTS),
+    "gpt-oss",
+    *("Q4_0", "Q8_0", "BF16"),
+    *(f"{name} in 16 bits" for name in STACKED),
+    "granite experts in Q8_0",
+)
 
 
 def build(kind: str, **changes: object) -> PreTrainedModel:
@@ -54,6 +66,12 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         found[kind] = found[kind].with_suffix(".gguf")
         plain = build("Llama", hidden_size=128, head_dim=32)
         write_gguf(plain, found[kind], GGMLQuantizationType[kind])
+    for name in STACKED:
+        variant = replace(VARIANTS[name], dtype=torch.bfloat16)
+        variant.save(variant.build(), found[f"{name} in 16 bits"])
+    found["granite experts in Q8_0"] = found["granite experts in Q8_0"].with_suffix(".gguf")
+    granite = hybrids.build("granite 4 with experts", intermediate_size=64)
+    hybrids.write(granite, found["granite experts in Q8_0"], "granitehybrid", GGMLQuantizationType.Q8_0)
     return found
 
 
@@ -62,7 +80,8 @@ def answer(path: Path, group: Group | None, *, codes: bool) -> dict[str, Tensor]
     checkpoint = open_checkpoint(path)
     placement = choose_placement(checkpoint, CPU) if codes else Placement(CPU, torch.float32)
     model = load_model(checkpoint, placement, group=group)
-    logits, tokens = generate(model, [prompt()], page_size=16, chunk=16, count=4)
+    given = [token % model.config.vocabulary for token in prompt()]
+    logits, tokens = generate(model, [given], page_size=16, chunk=16, count=4)
     kind = "codes" if codes else "dense"
     return {f"{kind} logits": torch.cat(logits), f"{kind} tokens": torch.tensor(tokens)}
 

@@ -73,6 +73,12 @@ class _Server(ABC):
         """Its address."""
         return f"http://{HOST}:{self.port}"
 
+    @property
+    def process(self) -> int:
+        """The id of its first process, once started."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
     @abstractmethod
     def command(self) -> list[str]:
         """The command line that starts it."""
