@@ -1,5 +1,9 @@
 """The benchmarks that are run as modules: all of them start, and those without a GPU or a server measure."""
 
+import os
+import signal
+import subprocess
+import time
 from argparse import ArgumentTypeError
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +14,7 @@ import torch
 
 from holdfast.bench.constrained import Rates
 from holdfast.bench.cpu import __main__ as cpu
-from holdfast.bench.cpu import constrained, experts, formats, host_step, kv_quality, write_gguf
+from holdfast.bench.cpu import constrained, experts, formats, host_step, kv_quality, processor, write_gguf
 from holdfast.bench.loops import open_model
 from holdfast.bench.server import attacks, commits, engine_turns, neighbours
 from holdfast.bench.small_models import saved_small_model
@@ -114,6 +118,29 @@ def test_a_mixture_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     experts.main()
     shown = capsys.readouterr().out
     assert all(name in shown for name in (experts.TORCH, *experts.DTYPES))
+
+
+def test_processor_time_is_that_of_a_process_and_its_children() -> None:
+    """Of a shell, which does nothing, and its child, which works until it is stopped."""
+    work = "while true; do :; done & wait"
+    shell = subprocess.Popen(["/bin/sh", "-c", work], start_new_session=True)
+    try:
+        begun, deadline = processor.processor_seconds(shell.pid), time.monotonic() + 60
+        while processor.processor_seconds(shell.pid) < begun + 0.1:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        shell_itself, child = processor.processes_of(shell.pid)
+        assert shell_itself == shell.pid and processor.processes_of(child) == [child]
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
+    assert processor.processor_seconds(shell.pid) == 0.0, "a process that ended"
+
+
+def test_processor_time_is_shown_as_a_rate_or_as_seconds() -> None:
+    four, first = processor.Work(4, 64, 32), processor.Work(1, 2000, 1)
+    assert four.figure(2.0) == 64.0 and first.figure(2.0) == 2.0
+    assert four.title == "4 streams, tokens/s" and first.title == "first token of a prompt of 2000, s"
 
 
 def test_rounds_start_with_another_item_each_time() -> None:
