@@ -18,7 +18,7 @@ from holdfast.bench.beside.cases import abort, prefill, throughput, turns
 from holdfast.bench.beside.http import HOST, BenchError, Timing, ask, stream
 from holdfast.bench.beside.rounds import run
 from holdfast.bench.beside.run import Limits, Others, make_systems, run_systems
-from holdfast.bench.beside.systems import Conversation, System, _HoldfastSession
+from holdfast.bench.beside.systems import Conversation, LlamaServer, System, _HoldfastSession
 from holdfast.bench.machine import ForeignLoad, processor_seconds, run_queue_seconds
 from holdfast.bench.models import BenchModel
 from holdfast.bench.prompts import prompt
@@ -101,6 +101,17 @@ def test_an_interruption_leaves_what_was_measured() -> None:
         ("other", 1),
     ]
     assert measured.figures[0]["ratio_to_other"] == 4.0
+
+
+def test_an_answer_that_is_broken_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens would count as computed."""
+
+    async def broken(_port: int, _path: str, _body: dict[str, Any]) -> Timing:
+        return Timing(0.1, 0.2, [b'{"choices": []}', b'{"error": {"message": "no valid text"}}'])
+
+    monkeypatch.setattr("holdfast.bench.beside.systems.stream", broken)
+    with pytest.raises(BenchError, match=r"llama-server broke an answer off: .*no valid text"):
+        asyncio.run(LlamaServer(Path("binary"), Path("model"), 1).complete([[1]], 4))
 
 
 class Hanging(Clockwork):

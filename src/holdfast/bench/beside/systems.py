@@ -122,7 +122,10 @@ class _Server(ABC):
                 "ignore_eos": True,
                 "stream": True,
             }
-            return await stream(self.port, "/v1/completions", body)
+            timing = await stream(self.port, "/v1/completions", body)
+            if failures := [payload["error"] for payload in timing.payloads() if payload.get("error")]:
+                raise BenchError(f"{self.name} broke an answer off: {failures[0]}")
+            return timing
 
         return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from statistics import median
 from rich.console import Console
 
 from holdfast.bench.beside.systems import Holdfast, LlamaServer
+from holdfast.bench.machine import processor_seconds
 from holdfast.bench.prompts import prompt
 from holdfast.bench.tables import make_table
 from holdfast.bench.timing import in_turn, paired_ratio
@@ -29,6 +29,14 @@ from holdfast.bench.timing import in_turn, paired_ratio
 CONTEXT = 4096
 PROMPT = 64
 """Tokens of the prompt of each stream."""
+
+
+class OneThread(Holdfast):
+    """A server whose torch and C kernels have one thread."""
+
+    def command(self) -> list[str]:
+        return ["env", "OMP_NUM_THREADS=1", *super().command()]
+
 
 Server = Holdfast | LlamaServer
 
@@ -51,39 +59,6 @@ class Work:
     def figure(self, seconds: float) -> float:
         """Seconds of a first token; the others in tokens per second of processor time."""
         return seconds if self.wanted == 1 else self.streams * self.wanted / seconds
-
-
-def processes_of(root: int) -> list[int]:
-    """A process and its descendants."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents.setdefault(_fields(int(entry.name))[1], []).append(int(entry.name))
-            except OSError:
-                continue
-    found = [root]
-    for process in found:
-        found += parents.get(process, ())
-    return found
-
-
-def _fields(process: int) -> list[int]:
-    """State (as 0), parent, and the numbers after it of /proc/PID/stat, whose name may have spaces."""
-    words = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return [0, *(int(word) for word in words[1:14])]
-
-
-def processor_seconds(root: int) -> float:
-    """User and system time so far of a process and its living descendants."""
-    ticks = 0
-    for process in processes_of(root):
-        try:
-            fields = _fields(process)
-        except OSError:
-            continue
-        ticks += fields[11] + fields[12]
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 async def seconds_of(server: Server, work: Work, seed: int) -> float:
@@ -128,9 +103,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="tokens that a stream generates")
     parser.add_argument("--rounds", type=int, default=5)
     chosen = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
     servers: dict[str, Server] = {
-        "holdfast": Holdfast(str(chosen.model), context=CONTEXT),
+        "holdfast": OneThread(str(chosen.model), context=CONTEXT),
         "llama-server": LlamaServer(chosen.llama_server, chosen.model, 1, CONTEXT),
     }
     works = [Work(streams, PROMPT, chosen.tokens) for streams in chosen.streams]

@@ -4,7 +4,8 @@
 
 Vocabulary and chat template are those of the embedded model. `llama-quantize PATH OTHER Q4_K_M` makes a file
 in K-quants of it; SmolLM2 itself has rows that no super-block divides. Text that it generates means nothing,
-time and memory are those of a real model of its size.
+time and memory are those of a real model of its size. It is plain ASCII, since llama-server breaks off an
+answer that is not valid text.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from holdfast.bench.cpu.formats import SHAPES, Shape
 from holdfast.bench.models import find_model
 
 CONTEXT = 8192
+SPACE = "Ġ"
+"""How vocabularies of bytes write a space; other bytes that are not printable are not ASCII either."""
 KINDS = {
     "bfloat16": (torch.bfloat16, GGMLQuantizationType.BF16),
     "float16": (torch.float16, GGMLQuantizationType.F16),
@@ -27,17 +30,17 @@ KINDS = {
 }
 
 
-def copy_tokenizer(writer: gguf.GGUFWriter, path: Path) -> int:
-    """Copy a file's tokenizer; returns the size of its vocabulary."""
-    tokens = 0
+def copy_tokenizer(writer: gguf.GGUFWriter, path: Path) -> torch.Tensor:
+    """Copy a file's tokenizer; returns for each token whether it is plain text."""
+    plain: list[bool] = []
     for name, field in gguf.GGUFReader(path).fields.items():
         if not name.startswith("tokenizer."):
             continue
         value, kind = field.contents(), field.types[0]
         writer.add_key_value(name, value, kind, field.types[1] if kind is GGUFValueType.ARRAY else None)
         if name == "tokenizer.ggml.tokens":
-            tokens = len(value)
-    return tokens
+            plain = [text.replace(SPACE, " ").isascii() and not text.startswith("<") for text in value]
+    return torch.tensor(plain)
 
 
 def matrices(shape: Shape, vocabulary: int) -> dict[str, tuple[int, int]]:
@@ -61,7 +64,8 @@ def write(path: Path, shape: Shape, dtype: str) -> None:
     """Write the file."""
     writer = gguf.GGUFWriter(path, "llama")
     with find_model("smollm2") as embedded:
-        vocabulary = copy_tokenizer(writer, embedded.path)
+        plain = copy_tokenizer(writer, embedded.path)
+    vocabulary = len(plain)
     writer.add_vocab_size(vocabulary)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(shape.width)
@@ -75,6 +79,8 @@ def write(path: Path, shape: Shape, dtype: str) -> None:
     generator = torch.Generator().manual_seed(0)
     for name, size in matrices(shape, vocabulary).items():
         weight = torch.randn(size, generator=generator).mul_(size[1] ** -0.5).to(stored)
+        if name == "token_embd":
+            weight[~plain] = 0  # of all logits some are positive, so these tokens are never said
         numbers = (
             weight.view(torch.int16).numpy().view("uint8") if stored is torch.bfloat16 else weight.numpy()
         )
