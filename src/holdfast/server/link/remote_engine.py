@@ -86,11 +86,11 @@ class RemoteEngine:
         link_seconds: float,
         greeting: Callable[[str], wire.Greeting],
         judge: Callable[[RemoteEngine, wire.Welcome], str | None],
-        is_gone: Callable[[RemoteEngine], Awaitable[bool]],
+        is_gone: Callable[[RemoteEngine], Awaitable[bool]] | None = None,
     ) -> None:
         """`judge` says why an engine that welcomes this process is not wanted; None if it is.
 
-        `is_gone` says whether the journal, as far as it can be asked, has not heard of the engine either.
+        `is_gone` says whether the journal has not heard of the engine either; None where nobody can ask it.
         """
         self.address = address
         self.client = client
@@ -219,7 +219,7 @@ class RemoteEngine:
             silent = self._silence.tick()
             if silent > self._link_seconds:
                 channel.break_off(f"nothing was heard of it for {silent:.1f} s")
-            elif silent > SUSPECT_SECONDS and await self._is_gone(self):
+            elif silent > SUSPECT_SECONDS and self._is_gone is not None and await self._is_gone(self):
                 channel.break_off(f"neither this process nor the journal has heard of it for {silent:.1f} s")
 
     def _complain(self, why: str) -> None:
