@@ -1,7 +1,8 @@
 """Mixtures of experts: the router, which picks a few experts per token, and the experts.
 
-Routing is small and done in float32. Checkpoints store expert weights one by one or stacked, gate and up separate, joined or interleaved: `read_experts` and `read_stacks` convert
-all of them to the kernel's layout (gate rows, then up rows). Built by `blocks`.
+Routing is small and done in float32. Checkpoints store expert weights one by one or stacked, gate and up
+separate, joined or interleaved: `read_experts` and `read_stacks` convert all of them to the kernel's layout
+(gate rows, then up rows). Built by `blocks`.
 """
 
 from __future__ import annotations
