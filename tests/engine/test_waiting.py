@@ -83,7 +83,7 @@ def test_what_is_away_comes_back_first(
     make_any: Make, tmp_path: Path, verb: Verb, tier: str, overlap: bool
 ) -> None:
     expected, cheap = make_any.once(cost_in_place, verb)
-    _engine, session = prepared(make_any, tmp_path, overlap=overlap)
+    _, session = prepared(make_any, tmp_path, overlap=overlap)
     assert session.spill(tier)
     answer, computed = cost(verb(session))
     assert answer == expected
