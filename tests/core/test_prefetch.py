@@ -174,6 +174,21 @@ def test_sessions_that_stay_away_longer_make_room() -> None:
     assert places == {"a": Place.HOME, "soon": Place.HOME, "later": Place.AWAY}
 
 
+@pytest.mark.parametrize(("priority", "leaves"), [(2, False), (1, True), (0, True)])
+def test_nobody_leaves_where_one_of_a_lower_priority_stays(priority: int, leaves: bool) -> None:
+    driver = Driver("dense", 4, pages=20, host=100)
+    away(driver, "a", 32, priority=2)
+    for name, hint, own in (("soon", 0.5, 1), ("later", 500.0, priority)):
+        driver.open(name, priority=own)
+        driver.turn(name, 24, 4, seed=5 if hint < 1 else 6, expect_return=hint)
+    driver.now += 0.1
+    expect(driver, "a")
+    fetched(driver, 12)
+    places = {name: driver.session(name).place for name in ("a", "soon", "later")}
+    there, gone = (Place.HOME, Place.AWAY) if leaves else (Place.AWAY, Place.HOME)
+    assert places == {"a": there, "soon": Place.HOME, "later": gone}
+
+
 @pytest.mark.parametrize("why", ["expected earlier", "priority", "pinned", "no room on the host"])
 def test_nobody_else_makes_room(why: str) -> None:
     driver = Driver("dense", 4, pages=12, host=8 if why == "no room on the host" else 100, pinned_share=1.0)

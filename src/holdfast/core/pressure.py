@@ -282,19 +282,19 @@ class Pressure:
     ) -> None:
         """Let idle sessions of a tenant leave in the order of the policy, up to one without room.
 
-        For a session that is `expected` only those leave that stay away longer and are of no higher priority.
+        For a session that is `expected` only those leave that stay away longer and are of no higher priority,
+        neither than its own nor than that of one that stays.
         """
         registry = self.registry
         resting = [session for session in registry.queues.resting if session.holder.account is account]
         pinned = self.pinned_sessions(account, resting)
         idle = [each for each in resting if each.turn is None and each not in pinned]
         if expected is not None:
-            soon, rank = absence(expected, registry.now), expected.retention.priority
-            idle = [
-                each
-                for each in idle
-                if absence(each, registry.now) > soon and each.retention.priority <= rank
-            ]
+            soon = absence(expected, registry.now)
+            times = {each: absence(each, registry.now) for each in idle}
+            staying = [expected, *(each for each in idle if times[each] <= soon)]
+            rank = min(each.retention.priority for each in staying)
+            idle = [each for each in idle if times[each] > soon and each.retention.priority <= rank]
         for session in spill_order(idle, registry.now):
             if shortage.over:
                 return
