@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from tests.models.small import MARKS, write_small_model
-from tests.server.apart import ENDLESS
+from tests.server.apart import ENDLESS, until
 from tests.server.conftest import Serve
 from tests.server.native_client import GREEDY, LONG, NativeClient, total
 from tests.server.serving import Server
@@ -228,9 +228,7 @@ def test_a_queued_turn_that_is_aborted_leaves_the_session_idle(serve: Serve) -> 
         waiting = native.begin(
             text="waiting", rid=f"waiting-{attempt}", session_params={"id": name}, stream=False
         )
-        while server.state(name)["state"] == "IDLE":
-            time.sleep(0.005)
-        assert server.state(name)["state"] == "QUEUED"
+        until(lambda: server.state(name)["state"] == "QUEUED")  # after the turn before has been sealed
         assert native.abort(rid=f"waiting-{attempt}") == 200
         answer = waiting.last()
         assert (waiting.status, answer["meta_info"]["finish_reason"]["type"]) == (200, "abort")
